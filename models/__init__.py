@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .files.checkpoints.checkpoint import CheckpointSource, from_pretrained
     from .files.gguf import from_gguf, save_gguf
     from .files.load import load
-    from .files.lora import with_lora
+    from .files.lora import read_lora, with_lora
     from .files.mtp import load_nextn
     from .files.quantizing.imatrix import read_imatrix
     from .files.quantizing.quantize import quantize, quantize_file
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .network.decoder import Decoder
     from .network.flax_types import Packed
     from .runner.abstract_programs import abstract_programs
+    from .runner.adapters import Adapter
     from .runner.exported_step import CompiledStep, compile_step, load_compiled
     from .runner.model import Model
     from .runner.programs import CUDA_COMPILER_OPTIONS
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CUDA_COMPILER_OPTIONS",
+    "Adapter",
     "CheckpointSource",
     "CompiledStep",
     "Config",
@@ -82,6 +84,7 @@ __all__ = [
     "quantize",
     "quantize_file",
     "read_imatrix",
+    "read_lora",
     "sampling",
     "save_gguf",
     "score",

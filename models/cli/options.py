@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -49,9 +49,15 @@ ALIASES = {
 _SEVERAL = ("stop", "stop_token_ids", "logit_bias", "dry_sequence_breakers", "spelled_tokens")
 
 
-def add_running(parser: argparse._ActionsContainer) -> None:
-    """Adds options that control how generation runs."""
-    add_lora(parser)
+def add_running(parser: argparse._ActionsContainer, *, names_adapters: bool = False) -> None:
+    """Adds options that control how generation runs.
+
+    names_adapters: whether --lora also takes adapters that requests name.
+    """
+    if names_adapters:
+        _add_named_lora(parser)
+    else:
+        add_lora(parser)
     add_cache_dtype(parser)
     add_draft(parser)
     add_devices(parser)
@@ -207,6 +213,35 @@ def add_lora(parser: argparse._ActionsContainer) -> None:
         metavar="FILE[=SCALE]",
         help="apply a LoRA adapter: a GGUF file, or a PEFT folder; may be repeated",
     )
+
+
+class NamedAdapter(NamedTuple):
+    """An adapter that requests may name."""
+
+    name: str
+    path: str
+    scale: float
+
+
+def _add_named_lora(parser: argparse._ActionsContainer) -> None:
+    """Adds --lora of a server."""
+    parser.add_argument(
+        "--lora",
+        action="append",
+        type=_perhaps_named_adapter,
+        metavar="[NAME=]FILE[=SCALE]",
+        help="LoRA adapter, a GGUF file or a PEFT folder. With NAME, requests whose model is NAME "
+        "use it; without, all do. May be repeated",
+    )
+
+
+def _perhaps_named_adapter(text: str) -> tuple[str, float] | NamedAdapter:
+    """Parses `[NAME=]FILE[=SCALE]`; a name of a file that exists may have "=", too."""
+    path, scale = _adapter(text)
+    name, equals, rest = path.partition("=")
+    if not equals or not name or not rest or os.path.exists(path):
+        return path, scale
+    return NamedAdapter(name, rest, scale)
 
 
 def _adapter(text: str) -> tuple[str, float]:

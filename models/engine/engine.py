@@ -17,8 +17,10 @@ import numpy as np
 from jax_q4k import current_selection, page_dtype
 
 from ..kv_cache.shapes import PAGE_SIZE
+from ..runner.adapters import Adapter
 from ..runner.model import Model
 from ..sampling import Sampling
+from .adapters import MOST_ADAPTERS, MOST_RANK, Adapters, adapters_of, check_room
 from .arguments import check_draft, check_request, draft_of, prompt_rows, samplings_of
 from .loop import EngineLoop
 from .outputs import Output
@@ -110,6 +112,8 @@ class Engine:
         cache_dtype: Any = jnp.float32,
         warm_up: bool = True,
         constraints: bool = False,
+        max_adapters: int = 0,
+        max_adapter_rank: int = 16,
     ) -> None:
         """Allocates the pages, compiles the programs, and starts the engine's thread.
 
@@ -130,10 +134,15 @@ class Engine:
           warm_up: compiles all programs now. False compiles each when it is first needed, as with
             drafts.
           constraints: also compiles now what requests with a `Sampling.constraint` need.
+          max_adapters: LoRA adapters that can be loaded at a time; see `load_adapter`. Requests
+            with different ones, or none, run in one batch. It takes memory for as many, and some
+            time of each step. 0 means that none can be loaded.
+          max_adapter_rank: largest rank of an adapter.
 
         Raises:
           TypeError: `model` is not a Model, or another type of `draft`. ValueError: a number out of
-            range, or a draft that does not fit the model. All before anything is allocated.
+            range, or a draft that does not fit the model; adapters with drafts, or for a model on
+            several devices. All before anything is allocated.
         """
         if not isinstance(model, Model):
             raise TypeError(f"model is of type {type(model).__name__}; it must be a Model")
@@ -143,12 +152,17 @@ class Engine:
         rows = _checked(max_rows, "max_rows", 1024) or 1
         pages = _checked(pages, "pages", 2**31 // PAGE_SIZE - 1)
         kind = draft_of(draft, model)
+        places = _checked(max_adapters, "max_adapters", MOST_ADAPTERS, 0) or 0
+        rank = _checked(max_adapter_rank, "max_adapter_rank", MOST_RANK) or 1
+        check_room(places, model, kind)
+        self._adapters = Adapters(model, places, rank)
+        stacks = self._adapters.stacks()
         self._limits = engine_limits(model, rows, kind, deterministic=deterministic)
         self._sizes = engine_sizes(model, self._limits, pages, context, dtype, kind)
         counts = dict(zip(self._sizes.kinds, self._sizes.pages, strict=True))
-        places = self._sizes.snapshots if is_recurrent(model.config) else None
+        snapshots = self._sizes.snapshots if is_recurrent(model.config) else None
         align = max(self._limits.align, PAGE_SIZE)
-        pools = [Pools(counts, places, align=align) for _ in range(self._sizes.groups)]
+        pools = [Pools(counts, snapshots, align=align) for _ in range(self._sizes.groups)]
         end_ids = () if model.tokenizer is None else tuple(model.tokenizer.eos_token_ids)
         stepper = Stepper(
             model,
@@ -160,11 +174,14 @@ class Engine:
             skips=kind is None,
             draft=kind,
             deterministic=deterministic,
+            adapters=stacks,
         )
         scheduler = Scheduler(pools, self._limits)
         self._loop = EngineLoop(scheduler, stepper, step_seconds=expected_step_seconds(model))
         if warm_up and kind is None:
             stepper.warm_up(self._limits.shapes, constraints=constraints)
+            if places:
+                stepper.put_adapter(1, self._adapters.nothing())
         self._warm = stepper.programs.compilations
         self._wake = threading.Condition()
         self._closing = False
@@ -185,6 +202,7 @@ class Engine:
         shift: ContextShift | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: str | None = None,
         **fields: Any,
     ) -> Request:
         """Adds a request and returns at once.
@@ -197,6 +215,7 @@ class Engine:
           priority: requests with lower values are served first, and preempted last.
           cache_salt: requests share cached prefixes only with requests of the same salt, so that
             nobody learns by timing what others have asked.
+          adapter: name of a LoRA adapter that `load_adapter` has loaded; None means none.
           fields: fields of `Sampling` that override `sampling`.
 
         Raises:
@@ -210,6 +229,7 @@ class Engine:
         (one,) = samplings_of(sampling, fields, 1)
         request = self._request(rows[0], one, shift)
         request.priority, request.salt = operator.index(priority), cache_salt.encode()
+        request.adapter = adapter
         self._add([request])
         return request
 
@@ -219,17 +239,23 @@ class Engine:
         sampling: Sampling | Sequence[Sampling] | None = None,
         *,
         shift: ContextShift | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         **fields: Any,
     ) -> Any:
         """Continues one prompt, or each of a list of prompts, like `models.generate`.
+
+        adapter: name of the LoRA adapter, or a list with one for each prompt; None means none.
 
         Returns an Output, or a list of them in the order of the prompts.
         """
         rows, single = prompt_rows(self.model, prompts)
         samplings = samplings_of(sampling, fields, len(rows))
+        adapters = adapters_of(adapter, len(rows))
         self._check_open()
         pairs = zip(rows, samplings, strict=True)
         requests = [self._request(ids, one, shift) for ids, one in pairs]
+        for request, name in zip(requests, adapters, strict=True):
+            request.adapter = name
         self._add(requests)
         outputs: list[Output] = []
         try:
@@ -238,6 +264,49 @@ class Engine:
             for request in requests:
                 request.cancel()
         return outputs[0] if single else outputs
+
+    def load_adapter(self, name: str, adapter: Adapter, *, scale: float = 1.0) -> None:
+        """Loads a LoRA adapter, which requests may then name; others run on meanwhile.
+
+        Compiles nothing. An engine has room for `max_adapters`; the place of an unloaded one is
+        free when the last request that uses it has ended.
+
+        Args:
+          name: 1 to 64 letters, digits and `._-/`.
+          adapter: result of `models.read_lora`. The base model may have adapters of its own.
+          scale: factor of the adapter, in addition to its own.
+
+        Raises:
+          ValueError: a name that is taken or malformed, no free place, a larger rank than
+            `max_adapter_rank`, or an adapter of the output matrix or of another model. TypeError:
+            not an Adapter. EngineClosedError: the engine is closed or has failed.
+        """
+        self._check_open()
+        entry = self._adapters.entry(name, adapter, scale)
+
+        def load() -> None:
+            self._check_open()
+            with self._wake:
+                place = self._adapters.free_place(name, self._loop.adapters_in_use)
+            self._loop.stepper.put_adapter(place, entry)
+            with self._wake:
+                self._adapters.add(name, place)
+
+        self._loop.call(load, self._thread.is_alive, self._notify)
+
+    def unload_adapter(self, name: str) -> None:
+        """Makes an adapter's name unknown at once; requests that use it run to their end.
+
+        Raises ValueError for a name that is not loaded.
+        """
+        with self._wake:
+            self._check_open()
+            self._adapters.remove(name)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the loaded adapters."""
+        return self._adapters.names
 
     def stats(self) -> EngineStats:
         """Returns the engine's state and totals."""
@@ -274,7 +343,7 @@ class Engine:
 
     def check(self) -> None:
         """Checks the books of pages and slots; raises AssertionError with what is wrong."""
-        self._loop.check(self._thread.is_alive, self._notify)
+        self._loop.call(self._loop.scheduler.check, self._thread.is_alive, self._notify)
 
     def close(self) -> None:
         """Ends the engine: requests that are not finished raise EngineClosedError."""
@@ -309,7 +378,9 @@ class Engine:
     def _add(self, requests: list[Request]) -> None:
         with self._wake:
             self._check_open()
-            for request in requests:
+            found = [self._adapters.find(request.adapter) for request in requests]
+            for request, adapter in zip(requests, found, strict=True):
+                request.place, request.salt = adapter.place, adapter.salt + request.salt
                 self._loop.submit(request)
             self._wake.notify_all()
 
@@ -370,11 +441,11 @@ def _has_work(engine: weakref.ref[Engine], wake: threading.Condition, loop: Engi
             wake.wait(1.0)
 
 
-def _checked(value: int | None, name: str, most: int) -> int | None:
+def _checked(value: int | None, name: str, most: int, least: int = 1) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name}={value!r} must be an integer or None")
-    if not 1 <= value <= most:
-        raise ValueError(f"{name}={value} must be 1 to {most}")
+    if not least <= value <= most:
+        raise ValueError(f"{name}={value} must be {least} to {most}")
     return int(value)

@@ -60,8 +60,7 @@ class EngineLoop:
         self.wait_seconds = self.host_seconds = 0.0
         self.last_tokens: list[int] = []
         self._mail: collections.deque[tuple[str, Request]] = collections.deque()
-        self._checks: collections.deque[queue.SimpleQueue[AssertionError | None]]
-        self._checks = collections.deque()
+        self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._in_flight: Ticket | None = None
         self._clock, self._step_seconds = clock, step_seconds
         self._last_results = 0.0
@@ -80,7 +79,7 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._mail or self._checks or self.requests or self._in_flight)
+        return bool(self._mail or self._calls or self.requests or self._in_flight)
 
     def step(self) -> None:
         """Runs one step; does nothing without requests."""
@@ -100,30 +99,42 @@ class EngineLoop:
         if self.stepper.draft is not None:
             self._finish_step()  # the next plan depends on how many drafts were right
 
-    def check(self, is_running: Callable[[], bool], wake: Callable[[], None]) -> None:
-        """Checks the books of pages and slots between two steps; raises AssertionError.
+    def call(
+        self,
+        function: Callable[[], None],
+        is_running: Callable[[], bool],
+        wake: Callable[[], None],
+    ) -> None:
+        """Calls a function between two steps, and waits for it; raises the error that it raises.
 
         is_running: whether another thread runs the loop. wake: wakes that thread.
         """
-        checked: queue.SimpleQueue[AssertionError | None] = queue.SimpleQueue()
-        self._checks.append(checked)
+        ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                function()
+            except Exception as error:
+                ended.put(error)
+            else:
+                ended.put(None)
+
+        self._calls.append(run)
         wake()
         while is_running():
             with contextlib.suppress(queue.Empty):
-                if (found := checked.get(timeout=0.01)) is not None:
-                    raise found
+                if (error := ended.get(timeout=0.01)) is not None:
+                    raise error
                 return
-        self.scheduler.check()
+        function()
+
+    @property
+    def adapters_in_use(self) -> set[int]:
+        """Places of the adapters of all requests; `submit` must not be called meanwhile."""
+        return {request.place for request in (*self.requests, *(one for _, one in self._mail))}
 
     def read_mail(self) -> None:
         """Carries out what other threads asked for."""
-        while self._checks:
-            checked = self._checks.popleft()
-            try:
-                self.scheduler.check()
-                checked.put(None)
-            except AssertionError as error:
-                checked.put(error)
         new = []
         while self._mail:
             what, request = self._mail.popleft()
@@ -138,6 +149,8 @@ class EngineLoop:
             self._make_room()
         for request in new:
             self._begin(request, request.prompt)
+        while self._calls:
+            self._calls.popleft()()
 
     def fail(self, error: BaseException) -> None:
         """Makes all requests raise `error`, and drops the device state."""
@@ -250,6 +263,7 @@ class EngineLoop:
             steps_before=before,
             constrained=request.matcher is not None,
             uncounted=uncounted,
+            adapter=request.place,
         )
         self.scheduler.add(request.sequence)
 

@@ -69,6 +69,8 @@ class Request:
       sampling: its sampling parameters.
       priority: requests with lower values are served first.
       salt: separates its cached prefixes from those of other requests.
+      adapter: name of its LoRA adapter; None means none.
+      place: the adapter's place in the engine; 0 means none.
       matcher: state of its text under its constraint; None without one.
     """
 
@@ -87,6 +89,8 @@ class Request:
         self.text = GeneratedText(tokenizer, sampling, end_ids)
         self.stages = SamplingStages.of([sampling], end_ids)
         self.priority, self.salt = 0, b""
+        self.adapter: str | None = None
+        self.place = 0
         self.sequence: Sequence | None = None  # set and changed by the engine alone
         self.timings = Timings(prompt_tokens=len(prompt))
         self._model, self._end_ids = model, end_ids

@@ -26,6 +26,7 @@ class Sequence:
       steps_before: tokens that the request sampled before this sequence's prompt.
       constrained: whether each token depends on the last one by a constraint.
       uncounted: first tokens that presence and frequency penalties do not count.
+      adapter: place of its adapter, from 1; 0 means none.
       prompt_length: tokens of the prompt.
       arrival: order of arrival, for equal priorities.
       stored: tokens whose keys and values the dispatched steps store.
@@ -52,6 +53,7 @@ class Sequence:
     steps_before: int = 0
     constrained: bool = False
     uncounted: int = 0
+    adapter: int = 0
     prompt_length: int = 0
     arrival: int = 0
     stored: int = 0

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from ..kv_cache.shapes import PAGE_SIZE
+from ..runner.adapters import Stacks
 from ..runner.engine_state import EngineState, Past, Sizes
 from ..runner.engine_steps import (
     ALL,
@@ -25,6 +26,7 @@ from ..runner.engine_steps import (
     FillHistory,
     ForwardRows,
     PrefillPieces,
+    PutAdapter,
     RowFields,
     Sampled,
     SampleRows,
@@ -165,22 +167,27 @@ class Stepper:
         padded: Callable[[int], int] | None = None,
         draft: Draft | None = None,
         deterministic: bool = False,
+        adapters: tuple[int, Stacks] | None = None,
     ) -> None:
         """Prepares the programs; the state is created by the first step.
 
         standard: sampling stages of the programs that serve most requests; None means those that a
         step's requests need. skips: whether steps skip stages that their requests do not need.
         padded: maps a number of rows to that of a decode program; None means the next of `buckets`.
-        draft: None means no speculative decoding.
+        draft: None means no speculative decoding. adapters: number of places for adapters, and
+        their arrays; None means that there are none.
         """
         self.sizes = sizes
         self.buckets = tuple(buckets)
-        self._weights: Any = model.weights
+        weights: Any = model.weights
         if isinstance(draft, DraftModel):
-            self._weights = model.weights, draft.model.weights
+            weights = model.weights, draft.model.weights
         elif isinstance(draft, NextTokens):
-            self._weights = model.weights, dict(draft.weights)
-        self.programs = CachedPrograms(model, self._weights, selection)
+            weights = model.weights, dict(draft.weights)
+        elif adapters is not None:
+            weights = model.weights, adapters[1]
+        self._adapters = 0 if adapters is None else adapters[0]
+        self.programs = CachedPrograms(model, weights, selection)
         self.draft = draft
         self._model, self._dtype = model, cache_dtype
         self.standard, self._skips = standard, skips
@@ -294,7 +301,7 @@ class Stepper:
         with self.programs.context():
             for program in programs if self._model.network.on_gpu else ():
                 arguments = self._nothing_for(program)
-                weights = (self._weights,) if program.takes_weights else ()
+                weights = (self.programs.weights,) if program.takes_weights else ()
                 self._state, _ = self._compiled(program, *arguments)(*weights, *arguments)
             if self.sizes.snapshots:
                 self._copy([(0, _NOWHERE)], saves=True)
@@ -311,6 +318,17 @@ class Stepper:
             return padding if shape == padding.shape else np.zeros(shape, dtype)
 
         return self._with_state(), *program.inputs(array)
+
+    def put_adapter(self, place: int, entry: Stacks) -> None:
+        """Stores an adapter at a place, counted from 1, for all steps that start later.
+
+        entry: of `arrays_for`.
+        """
+        model, stacks = self.programs.weights
+        with self.programs.context():
+            arguments = stacks, np.int32(place - 1), entry
+            stacks = self._compiled(self._program(PutAdapter), *arguments)(*arguments)
+        self.programs.weights = model, stacks
 
     def tracing_error(self, processors: Sequence[Processor]) -> Exception | None:
         """Returns the error that tracing user functions of logits raises, or None."""
@@ -402,7 +420,7 @@ class Stepper:
         step = self._rows_step(program, at, rows)
         arguments = self._with_state(), step
         run = self._compiled(program, *arguments)
-        self._state, logits = run(self._weights, *arguments)
+        self._state, logits = run(self.programs.weights, *arguments)
         samples = self._sampling_program(SampleRows, rows=count, stages=stages)
         return Unsampled(rows, at, samples, way, step, logits)
 
@@ -458,9 +476,11 @@ class Stepper:
                 entry.samples,
                 following,
                 sequence.uncounted,
+                sequence.adapter,
             )
         step = sequence.step_of(entry.position + 1)
-        return RowFields(entry.slot, entry.position, entry.count, step, 1, 0)
+        fields = entry.slot, entry.position, entry.count, step, 1, 0
+        return RowFields(*fields, adapter=sequence.adapter)
 
     def _places(self, plan: Plan) -> list[int]:
         """Returns the row of each piece; each group of devices has its own part of the rows."""
@@ -510,13 +530,14 @@ class Stepper:
 
     def _sampling_program(self, kind: Any, **fields: Any) -> Any:
         options = {"sizes": self.sizes, "skips": self._skips, "deterministic": self._deterministic}
-        return self._program(kind, **options, **fields)
+        return self._program(kind, **options, adapters=self._adapters, **fields)
 
     def _call(self, program: Any, *arguments: Any, with_state: bool = False) -> Sampled:
         """Runs a program on the state, or one that creates it; returns what it sampled."""
         if with_state:
             arguments = self._with_state(), *arguments
-        self._state, sampled = self._compiled(program, *arguments)(self._weights, *arguments)
+        run = self._compiled(program, *arguments)
+        self._state, sampled = run(self.programs.weights, *arguments)
         found: Sampled = sampled
         return found
 

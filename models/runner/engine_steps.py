@@ -13,12 +13,14 @@ import jax_q4k as jq
 
 from ..kv_cache import PagedCache
 from ..kv_cache.shapes import PAGE_SIZE
+from ..network.adapters import adapted_by_row
 from ..network.rows import last_tokens
 from ..sampling.packing import columns_of, unpack
 from ..sampling.penalties import TokenHistory, adjust
 from ..sampling.sampler import Logprobs, logprobs_of, sample
 from ..sampling.stages import SamplingArrays, SamplingStages
 from ..support.exportable import exportable
+from .adapters import Stacks, put_entry
 from .engine_state import EngineState, Past, Sizes, config_of, put_states, taken, taken_states
 from .programs import Program, Weights, replicated, shapes_of
 from .speculative import verify
@@ -66,6 +68,7 @@ class RowFields(NamedTuple):
       samples: 1 if the piece ends a prompt.
       following: token after the piece, if it does not end the prompt.
       uncounted: first tokens of the sequence that are not counted, for penalties; of pieces alone.
+      adapter: place of the row's adapter, from 1; 0 means none.
     """
 
     slot: Any
@@ -75,6 +78,7 @@ class RowFields(NamedTuple):
     samples: Any
     following: Any
     uncounted: Any = 0
+    adapter: Any = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,8 @@ class _EngineProgram(Program):
         not, all of them run.
       deterministic: whether every product has at least 16 rows, so that its rounding does not
         depend on other sequences.
+      adapters: number of places for adapters. With some, weights are a tuple of the model's and the
+        stacks of `adapters.stacks_for`.
     """
 
     sizes: Sizes
@@ -96,6 +102,7 @@ class _EngineProgram(Program):
     stages: SamplingStages
     skips: bool = False
     deterministic: bool = False
+    adapters: int = 0
 
     donated: ClassVar[tuple[int, ...]] = (1,)
 
@@ -126,6 +133,16 @@ class _EngineProgram(Program):
 
     def _parameters(self, packed: jax.Array) -> SamplingArrays:
         return unpack(packed, self.stages, self.network.config.vocab_size)
+
+    def _main_weights(self, weights: Weights) -> Weights:
+        return weights[0] if self.adapters else super()._main_weights(weights)
+
+    def _adapted(self, weights: Weights, fields: RowFields) -> Decoder:
+        """Returns the decoder with the adapters of the rows."""
+        decoder = self._decoder(weights)
+        if not self.adapters:
+            return decoder
+        return adapted_by_row(decoder, weights[1], fields.adapter, self.adapters)
 
     def _drafter(self, weights: Weights, decoder: Decoder) -> Decoder | Drafter | None:
         """Returns the draft model, or the multi-token-prediction layer; None without one."""
@@ -253,9 +270,10 @@ class PrefillPieces(_EngineProgram):
         step: jax.Array,
         mask: jax.Array,
     ) -> tuple[EngineState, Sampled]:
-        decoder, config, sizes = self._decoder(weights), self.network.config, self.sizes
+        config, sizes = self.network.config, self.sizes
         columns, tokens, tables, packed = _split(step, self.columns)
         fields = RowFields(*jnp.unstack(columns, axis=1))
+        decoder = self._adapted(weights, fields)
         tables = tables.reshape(self.rows, len(sizes.kinds), sizes.width)
         state = dataclasses.replace(
             state,
@@ -388,9 +406,10 @@ class DecodeRows(_EngineProgram):
     def __call__(
         self, weights: Weights, state: EngineState, way: jax.Array, step: jax.Array
     ) -> tuple[EngineState, Sampled]:
-        decoder, sizes = self._decoder(weights), self.sizes
+        sizes = self.sizes
         columns, new_pages, packed = _split(step, self.columns)
         fields = RowFields(*jnp.unstack(columns, axis=1))
+        decoder = self._adapted(weights, fields)
         parameters = self._parameters(packed)
         state = self._with_pages(state, fields, new_pages)
         slots = self._slots(fields)
@@ -555,9 +574,10 @@ class ForwardRows(DecodeRows):
     def __call__(  # type: ignore[override]
         self, weights: Weights, state: EngineState, step: jax.Array
     ) -> tuple[EngineState, jax.Array]:
-        decoder, placement = self._decoder(weights), self.network.placement
+        placement = self.network.placement
         columns, new_pages, _ = _split(step, self.columns)
         fields = RowFields(*jnp.unstack(columns, axis=1))
+        decoder = self._adapted(weights, fields)
         state = self._with_pages(state, fields, new_pages)
         slots = self._slots(fields)
         cache = state.view(self.network.config, self.sizes, slots, fields.first, placement)
@@ -678,6 +698,25 @@ class FillHistory(Program):
     def results(self, arguments: tuple[Any, ...]) -> EngineState:
         """Returns shapes and dtypes of the results."""
         shapes: EngineState = shapes_of(arguments[0])
+        return shapes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PutAdapter(Program):
+    """Stores an adapter at a place of the stacks, which it donates.
+
+    (stacks, place int32 () from 0, entry of `adapters.arrays_for`) -> stacks.
+    """
+
+    donated: ClassVar[tuple[int, ...]] = (0,)
+    takes_weights: ClassVar[bool] = False
+
+    def __call__(self, stacks: Stacks, place: jax.Array, entry: Stacks) -> Stacks:
+        return put_entry(stacks, place, entry)
+
+    def results(self, arguments: tuple[Any, ...]) -> Stacks:
+        """Returns shapes and dtypes of the results."""
+        shapes: Stacks = shapes_of(arguments[0])
         return shapes
 
 

@@ -26,6 +26,7 @@ class CachedPrograms:
     key, and computing them takes longer than a step of a small model.
 
     Attributes:
+      weights: first argument of programs; other arrays of the same types may replace it.
       compile_seconds: time spent so far on compiling programs or loading them from disk.
       compilations: number of these programs.
     """
@@ -37,7 +38,8 @@ class CachedPrograms:
         """
         self.compile_seconds = 0.0
         self.compilations = 0
-        self._model, self._weights, self._selection = model, weights, selection
+        self.weights = weights
+        self._model, self._selection = model, selection
         self._weight_types = Types(weights)
         # Executables on disk depend on JAX's settings too; JAX checks them for those in memory.
         on_disk = model.program_cache
@@ -60,7 +62,7 @@ class CachedPrograms:
         types = self._weight_types, Types(arguments)
         key = program, types, trace_context(), self._disk if on_disk else None
         if program.takes_weights:
-            arguments = self._weights, *arguments
+            arguments = self.weights, *arguments
         compiled = functools.partial(self._compiled, program, arguments, on_disk)
         found: Callable[..., Any] = self._model.ready.get(key, compiled)
         return found

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from ..engine.engine import Engine
 from . import (
+    adapters,
     chat_completions,
     completions,
     embeddings,
@@ -55,6 +56,8 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
         Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/v1/responses/input_tokens", responses.count_tokens, methods=["POST"]),
         Route("/v1/embeddings", embeddings.create, methods=["POST"]),
+        Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
         Route("/v1/models", status.models, methods=["GET"]),
         Route("/v1/models/{id:path}", status.model, methods=["GET"]),
         Route("/health", status.health, methods=["GET"]),

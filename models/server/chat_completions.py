@@ -83,7 +83,7 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     wanted = form.wanted(service, wanted_of(body), body.thinking_budget_tokens)
     options: Any = {"most": most, "logprobs": logprobs, "stops": stops, "spelled": form.spelled}
     await submit(service, answers, [prompt], body, wanted=wanted, **options)
-    head = {**new_id("chatcmpl"), "model": service.settings.name}
+    head = {**new_id("chatcmpl"), "model": service.name_of(body.model)}
     ids = {"prompt_token_ids": prompt} if body.return_token_ids else {}
     readers = [form.reader() for _ in range(answers.count)]
     hides = body.include_reasoning is False

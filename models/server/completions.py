@@ -63,7 +63,7 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     options: Any = {"most": most, "logprobs": body.logprobs}
     await submit(service, answers, prompts, body, wanted=wanted_of(body), **options)
     total = sum(map(len, prompts))
-    head = {**new_id("cmpl"), "object": "text_completion", "model": service.settings.name}
+    head = {**new_id("cmpl"), "object": "text_completion", "model": service.name_of(body.model)}
     lengths: dict[int, int] = {}  # characters of each answer so far
 
     echoed = await _echoed(service, body)

@@ -41,7 +41,8 @@ async def create(request: Request) -> Response:
     answers, running = Answers(service), None
     try:
         body, ignored = await bodies.read(request, Embeddings, service.settings)
-        service.check_model(body.model)
+        if service.adapter_of(body.model) is not None:
+            raise ApiError(400, "embeddings are the model's, not an adapter's", param="model")
         model = answers.engine.model
         refuse("dimensions", body.dimensions not in (None, model.config.hidden_size))
         rows = await prompts_of(service, body.input, "input", add_end=True)

@@ -109,7 +109,8 @@ async def submit(
         )
         rows += [prompt] * len(new)
         samplings += new
-    options: dict[str, Any] = {"priority": parameters.priority or 0}
+    adapter = service.adapter_of(parameters.model)
+    options: dict[str, Any] = {"priority": parameters.priority or 0, "adapter": adapter}
     answers.submit(rows, samplings, cache_salt=parameters.cache_salt or "", **options)
 
 

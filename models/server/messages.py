@@ -75,6 +75,7 @@ class Message(Conversation, kw_only=True):
     @property
     def parameters(self) -> Parameters:
         return Parameters(
+            model=self.model,
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
@@ -120,7 +121,7 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
         "role": "assistant",
-        "model": service.settings.name,
+        "model": service.name_of(body.model),
     }
 
     def added(pieces: Sequence[Piece]) -> Iterator[bytes]:

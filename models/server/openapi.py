@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 import jax_q4k
 
-from . import chat_completions, completions, embeddings, messages, responses, tokens
+from . import adapters, chat_completions, completions, embeddings, messages, responses, tokens
 from .errors import json_response
 
 #: Path -> (what it does, type of its body).
@@ -27,6 +27,8 @@ POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "/v1/messages/count_tokens": ("Counts the tokens of a prompt", messages.Conversation),
     "/v1/responses": ("Answers a conversation, in the Responses API", responses.CreateResponse),
     "/v1/responses/input_tokens": ("Counts the tokens of a prompt", responses.CreateResponse),
+    "/v1/load_lora_adapter": ("Loads a LoRA adapter", adapters.LoadAdapter),
+    "/v1/unload_lora_adapter": ("Unloads a LoRA adapter", adapters.UnloadAdapter),
     "/tokenize": ("Returns the token ids of a text", tokens.Tokenize),
     "/detokenize": ("Returns the text of token ids", tokens.Detokenize),
     "/apply-template": ("Returns a conversation's prompt", tokens.ApplyTemplate),
@@ -34,8 +36,8 @@ POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
 #: Path -> what it says.
 GETS = {
     "/": "The chat page",
-    "/v1/models": "Lists the model",
-    "/v1/models/{id}": "Describes the model",
+    "/v1/models": "Lists the model and its LoRA adapters",
+    "/v1/models/{id}": "Describes the model or an adapter",
     "/health": "Says whether requests are served",
     "/metrics": "Prometheus metrics",
     "/version": "Version of the package",
@@ -43,7 +45,9 @@ GETS = {
 }
 _STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 #: Path -> type of an answer that is not JSON.
-_TYPES = {"/": "text/html", "/metrics": "text/plain"}
+_TYPES = {"/": "text/html", "/metrics": "text/plain"} | dict.fromkeys(
+    ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "text/plain"
+)
 
 
 async def openapi(_: Request) -> Response:

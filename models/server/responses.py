@@ -94,13 +94,14 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     """Answers a conversation, as a whole or as a stream."""
     body, ignored = await bodies.read(request, CreateResponse, service.settings)
     service.check_model(body.model)
-    parameters = Parameters(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
+    options: Any = {"temperature": body.temperature, "top_p": body.top_p, "seed": body.seed}
+    parameters = Parameters(model=body.model, **options)
     check(parameters)
     tools = _tools_of(body)
     prompt, stops = await _prompt_of(service, body, tools)
     form = Format.of(service, prompt, tools)
     wanted = form.wanted(service, only(of_format("text.format", body.form)))
-    options: Any = {"most": body.max_output_tokens, "stops": stops, "spelled": form.spelled}
+    options = {"most": body.max_output_tokens, "stops": stops, "spelled": form.spelled}
     await submit(service, answers, [prompt], parameters, wanted=wanted, **options)
     answer = _Answer(service, body, form, len(prompt))
 
@@ -140,7 +141,7 @@ class _Answer:
             "id": f"resp_{secrets.token_hex(12)}",
             "object": "response",
             "created_at": int(time.time()),
-            "model": service.settings.name,
+            "model": service.name_of(body.model),
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,

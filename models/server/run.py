@@ -158,10 +158,11 @@ def described(engine: Engine, name: str, host: str, port: int) -> list[str]:
     stats = engine.stats()
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}"
+    adapters = f", adapters: {', '.join(engine.adapters)}" if engine.adapters else ""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
     return [
         f"{name} at {url}: context {stats.max_context}, {stats.max_rows} rows, "
-        f"{stats.pages} pages of {stats.page_tokens} tokens",
+        f"{stats.pages} pages of {stats.page_tokens} tokens{adapters}",
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
     ]
 

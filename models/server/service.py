@@ -41,13 +41,14 @@ class Service:
       embedding: held while embeddings are computed, beside the engine's steps.
       rendering: threads that render chat templates; slow ones hold up nothing else.
       compiling: threads that compile constraints.
+      loading: held while a LoRA adapter is loaded.
       probe: generates a token for those that ask whether the engine does; None before the first.
     """
 
     def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
         self.settings, self.created = settings, int(time.time())
         self.is_draining = False
-        self.embedding = asyncio.Lock()
+        self.embedding, self.loading = asyncio.Lock(), asyncio.Lock()
         self.rendering = ThreadPoolExecutor(_RENDERING, "jax-q4k-template")
         self.compiling = ThreadPoolExecutor(_COMPILING, "jax-q4k-grammar")
         self.probe: asyncio.Future[None] | None = None
@@ -99,6 +100,29 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 for the name of another model."""
-        if name and name != self.settings.name and not self.settings.any_model:
-            message = f"the model {name!r:.200} does not exist; available: {self.settings.name}"
+        self.adapter_of(name)
+
+    def adapter_of(self, name: str | None) -> str | None:
+        """Returns the LoRA adapter that a request names as its model; None without one.
+
+        Raises ApiError 404 for the name of another model.
+        """
+        if not name or name == self.settings.name:
+            return None
+        if name in self.adapters:
+            return name
+        if not self.settings.any_model:
+            known = ", ".join([self.settings.name, *self.adapters])
+            message = f"the model {name!r:.200} does not exist; available: {known}"
             raise ApiError(404, message, param="model", code="model_not_found")
+        return None
+
+    def name_of(self, name: str | None) -> str:
+        """Returns the id in answers to a request that names this model."""
+        return name if name and name in self.adapters else self.settings.name
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the loaded LoRA adapters, without one that is called like the model."""
+        loaded = () if self.engine is None else self.engine.adapters
+        return tuple(name for name in loaded if name != self.settings.name)

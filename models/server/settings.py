@@ -46,6 +46,7 @@ class Settings:
       template_seconds: time limit of rendering a chat template.
       template_variables: variables of the chat template, which requests may override.
       page: whether GET / returns the chat page.
+      lora_folder: folder whose LoRA adapters clients may load and unload; None means none.
     """
 
     name: str = "default"
@@ -65,6 +66,7 @@ class Settings:
     template_seconds: float = 2.0
     template_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     page: bool = True
+    lora_folder: str | None = None
 
     def __post_init__(self) -> None:
         """Raises TypeError for a text instead of several, ValueError for a number out of range."""

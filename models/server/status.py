@@ -48,14 +48,19 @@ async def _probe(engine: Engine) -> None:
 
 
 async def models(request: Request) -> Response:
-    """Lists the model."""
-    return json_response({"object": "list", "data": [_model(request.app.state.service)]})
+    """Lists the model and its LoRA adapters."""
+    service: Service = request.app.state.service
+    adapters = [_adapter(service, name) for name in service.adapters]
+    return json_response({"object": "list", "data": [_model(service), *adapters]})
 
 
 async def model(request: Request) -> Response:
-    """Describes one model."""
+    """Describes the model, or a LoRA adapter of it."""
     service: Service = request.app.state.service
-    if request.path_params["id"] != service.settings.name:
+    name = request.path_params["id"]
+    if name in service.adapters:
+        return json_response(_adapter(service, name))
+    if name != service.settings.name:
         raise ApiError(404, "no such model", param="model", code="model_not_found")
     return json_response(_model(service))
 
@@ -70,6 +75,11 @@ async def metrics(request: Request) -> Response:
 async def version(_: Request) -> Response:
     """Returns the version of the package."""
     return json_response({"version": jax_q4k.__version__})
+
+
+def _adapter(service: Service, name: str) -> dict[str, Any]:
+    own = {"id": name, "display_name": name, "parent": service.settings.name}
+    return _model(service) | own
 
 
 def _model(service: Service) -> dict[str, Any]:

@@ -47,6 +47,7 @@ NOT_RUN = {
     ("docs/files.md", "jax-q4k chat Qwen/Qwen2.5-0.5B-Instruct-GGUF"): "needs a network",
     ("docs/performance.md", "$ python -m benchmarks.gpu"): "measures on an NVIDIA GPU",
     ("docs/serving.md", "$ jax-q4k serve --demo"): "serves until a signal",
+    ("docs/serving.md", "$ jax-q4k serve MODEL"): "needs adapters, and serves until a signal",
     ("docs/tuning.md", "$ python -m tools.tune --out"): "measures on an NVIDIA GPU",
     ("docs/tuning.md", "$ python -m tools.tune  "): "measures on an NVIDIA GPU",
 }

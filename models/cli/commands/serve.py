@@ -18,7 +18,7 @@ import jax_q4k as jq
 from jax_q4k import models
 
 from ..arguments import add_model
-from ..options import add_running
+from ..options import NamedAdapter, add_running
 from ..output import UsageError, load_model, loaded_draft, print_error
 
 if TYPE_CHECKING:
@@ -90,7 +90,25 @@ def add_parser(commands: Any) -> None:
     engine.add_argument(
         "--deterministic", action="store_true", help="equal bits whatever else runs; slower"
     )
-    add_running(parser.add_argument_group("running"))
+    adapters = parser.add_argument_group("adapters")
+    adapters.add_argument(
+        "--max-adapters",
+        type=int,
+        metavar="N",
+        help="LoRA adapters that are loaded at a time; default: the number of --lora NAME=FILE",
+    )
+    adapters.add_argument(
+        "--max-adapter-rank",
+        type=int,
+        metavar="R",
+        help="largest rank of an adapter; default: the largest of --lora NAME=FILE, else 16",
+    )
+    adapters.add_argument(
+        "--lora-folder",
+        metavar="FOLDER",
+        help="let clients load and unload adapters in FOLDER, by /v1/load_lora_adapter",
+    )
+    add_running(parser.add_argument_group("running"), names_adapters=True)
 
 
 def _serve(options: argparse.Namespace, notes: Console) -> int:
@@ -102,20 +120,29 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
 
     settings = settings_of(options)
     template = read_template(options.chat_template_file)
+    every = options.lora or []
+    named = [one for one in every if isinstance(one, NamedAdapter)]
+    of_all = [one for one in every if not isinstance(one, NamedAdapter)]
+    places = len(named) if options.max_adapters is None else options.max_adapters
+    check_adapters(named, places, settings)
     log_to(sys.stderr, options.log)
     listening = listen(options.host, options.port)
     port = listening.getsockname()[1]
 
     def load() -> Engine:
-        model = load_model(options.model, notes, options.devices, options.lora)
+        model = load_model(options.model, notes, options.devices, of_all or None)
         model.program_cache = options.programs
         if template is not None:
             if model.tokenizer is None:
                 raise UsageError("the model has no tokenizer, so it cannot have a chat template")
             model.tokenizer = model.tokenizer.with_chat_template(template)
             models.chat.render(model.tokenizer, _HELLO, **options.chat_template_kwargs)
+        adapters = [models.read_lora(one.path, model.config) for one in named]
+        rank = options.max_adapter_rank
+        if rank is None:
+            rank = max((one.rank for one in adapters), default=16)
         with jq.implementation(options.implementation):
-            return models.Engine(
+            engine = models.Engine(
                 model,
                 max_rows=options.rows,
                 pages=options.pages,
@@ -123,7 +150,12 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
                 deterministic=options.deterministic,
                 draft=loaded_draft(options, notes),
                 cache_dtype=options.cache_dtype,
+                max_adapters=places,
+                max_adapter_rank=rank,
             )
+        for one, adapter in zip(named, adapters, strict=True):
+            engine.load_adapter(one.name, adapter, scale=one.scale)
+        return engine
 
     def say(engine: Engine) -> None:
         for line in described(engine, settings.name, options.host, port):
@@ -132,6 +164,21 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
     fail = functools.partial(print_error, notes)
     server = Server(app(None, settings), load, drain=options.drain, on_ready=say, on_failure=fail)
     return server.serve_until_end(listening)
+
+
+def check_adapters(named: list[NamedAdapter], places: int, settings: Settings) -> None:
+    """Raises UsageError for adapters that cannot be served."""
+    names = [one.name for one in named]
+    if len(set(names)) < len(names):
+        raise UsageError(f"--lora names an adapter twice: {', '.join(names)}")
+    if settings.name in names:
+        raise UsageError(f"--lora {settings.name}=: this is the name of the model")
+    if len(names) > places:
+        raise UsageError(f"--max-adapters {places} is less than the {len(names)} of --lora")
+    if settings.lora_folder is not None and not places:
+        raise UsageError("--lora-folder needs --max-adapters")
+    if settings.lora_folder is not None and not Path(settings.lora_folder).is_dir():
+        raise UsageError(f"--lora-folder {settings.lora_folder} is not a folder")
 
 
 def read_template(file: str | None) -> str | None:
@@ -188,6 +235,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
             template_variables=options.chat_template_kwargs,
             seconds=options.timeout,
             page=not options.no_page,
+            lora_folder=options.lora_folder,
         )
         return settings.serving_at(options.host, open=options.open)
     except ValueError as error:

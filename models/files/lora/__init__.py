@@ -1,5 +1,5 @@
 """LoRA adapters in the formats of GGUF, PEFT and mlx-lm."""
 
-from .adapters import with_lora
+from .adapters import read_lora, with_lora
 
-__all__ = ["with_lora"]
+__all__ = ["read_lora", "with_lora"]

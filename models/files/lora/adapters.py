@@ -7,7 +7,6 @@ y + scale * B (A x), so that packed weights stay unchanged.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import re
@@ -22,8 +21,10 @@ from jax_q4k import CheckpointError, GGUFError, QuantizedArray, gguf
 
 from ...architectures.base import CheckpointClass
 from ...config import Config
-from ...config.tensors import expected_tensors, table
+from ...config.tensors import expected_tensors
+from ...network.adapters import adapted, named_linears, present
 from ...network.parts import Parts
+from ...runner.adapters import MAX_SCALE, Adapter, Pair, check_scale
 from ...runner.model import Model
 from ...support.json_fields import JSONFields
 from .. import fused
@@ -32,7 +33,6 @@ from ..checkpoints.checkpoint import interleaved, name_in_decoder
 from ..checkpoints.config_json import MAX_CONFIG
 from ..checkpoints.safetensors import TYPES, Weights
 from . import settings as lora_settings
-from .settings import MAX_SCALE
 
 if TYPE_CHECKING:
     from ...network.decoder import Decoder
@@ -54,19 +54,6 @@ _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 Fail: TypeAlias = Callable[[str, str], NoReturn]
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    """A LoRA adapter of one matrix: a (rank, k), b (n, rank), and the factor of b @ a.
-
-    names: names of a's and b's tensors in the file.
-    """
-
-    a: np.ndarray
-    b: np.ndarray
-    scale: float
-    names: tuple[str, str]
-
-
 def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0) -> Model:
     """Returns a model with a LoRA adapter; it shares the packed weights with `model`.
 
@@ -85,8 +72,7 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
         whose training changed the base weights. Both are ValueErrors. ValueError: a scale that is
         not finite; a model on several devices. OSError: it cannot be read.
     """
-    if not isinstance(scale, int | float) or isinstance(scale, bool) or not abs(scale) <= MAX_SCALE:
-        raise ValueError(f"scale={scale!r} must be a number from -{MAX_SCALE:g} to {MAX_SCALE:g}")
+    check_scale(scale)
     if model.placement is not None:
         raise ValueError("model is on several devices; adapters need a model on one device")
     named = named_linears(model.config)
@@ -101,47 +87,31 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
         }
         for name, pair in sorted(pairs.items())
     }
-    linears = {name: named[name] for name in adapters}
 
     def merge(state: dict[str, Any]) -> Decoder:
-        from ...network.layers import AdaptedLinear  # imports Flax, which only programs need
-
-        decoder = parts.merge(state["decoder"])
-        for name, adapter in state["lora"].items():
-            layer, path = linears[name]
-            owner: Any = decoder if layer is None else decoder.layers[layer]
-            *owners, last = path.split(".")
-            for step in owners:
-                owner = getattr(owner, step)
-            setattr(owner, last, AdaptedLinear(getattr(owner, last), **adapter))
-        return decoder
+        return adapted(parts.merge(state["decoder"]), state["lora"])
 
     state = {"decoder": parts.state, "lora": adapters}
-    adapted = Model(Parts(model.config, state, merge), model.tokenizer, model.metadata)
-    adapted.program_cache = model.program_cache
-    return adapted
+    found = Model(Parts(model.config, state, merge), model.tokenizer, model.metadata)
+    found.program_cache = model.program_cache
+    return found
+
+
+def read_lora(path: str | os.PathLike[str], config: Config) -> Adapter:
+    """Reads a LoRA adapter for a model with this configuration, for `Engine.load_adapter`.
+
+    path: as in `with_lora`, which describes the formats and the errors.
+    """
+    return Adapter(read(path, config), os.fsdecode(path))
 
 
 def _check_present(model: Model, pairs: Mapping[str, Pair], file: str) -> None:
     """Raises GGUFError for an adapter of a matrix that is optional and that `model` lacks."""
-    expected = expected_tensors(model.config)
-    if optional := [name for name in pairs if not expected[name].required]:
-        from ...network.build import named_tensors
-
-        tensors = named_tensors(model)
-        for name in optional:
-            if name not in tensors:
-                tied = ": its output is tied to the embedding" if name == "output.weight" else ""
-                raise GGUFError(file, f"adapter of {name!r}", f"the model has no such matrix{tied}")
-
-
-def named_linears(config: Config) -> dict[str, tuple[int | None, str]]:
-    """Returns GGUF name -> (layer, module path) of every matrix that may have an adapter."""
-    return {
-        prefix + tensor.name: (layer, tensor.module)
-        for tensor, prefix, _, layer in table(config)
-        if tensor.is_matrix and not tensor.of_experts
-    }
+    expected, named = expected_tensors(model.config), named_linears(model.config)
+    if optional := {name: named[name] for name in pairs if not expected[name].required}:
+        for name in sorted(optional.keys() - present(model.decoder(), optional)):
+            tied = ": its output is tied to the embedding" if name == "output.weight" else ""
+            raise GGUFError(file, f"adapter of {name!r}", f"the model has no such matrix{tied}")
 
 
 def read(
@@ -171,6 +141,13 @@ def read(
         return _from_modules(stored, weights, folder / _CONFIG, config, targets)
     finally:
         stored.close()
+
+
+def files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """Returns the files that reading an adapter may open, whether they exist or not."""
+    file = Path(os.fsdecode(path))
+    folder = file if file.is_dir() else file.parent
+    return [file, *(folder / name for name in (_CONFIG, _WEIGHTS, _MLX_WEIGHTS))]
 
 
 def _from_modules(

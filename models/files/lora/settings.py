@@ -11,10 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from ...runner.adapters import MAX_SCALE
 from ...support.json_fields import JSONFields
-
-#: A larger scale indicates a broken file.
-MAX_SCALE = 1e6
 
 #: Field of PEFT that changes the meaning of the tensors -> values that do not.
 _ONLY: dict[str, tuple[Any, ...]] = {

@@ -50,12 +50,14 @@ class Linear(Matrix):
 
 
 class AdaptedLinear(nnx.Module):
-    """LoRA: computes base(x) + scale * (x @ a.T) @ b.T in float32.
+    """LoRA: computes base(x) + ((x @ a.T) * scale) @ b.T in float32.
 
     Attributes:
       base: the adapted Linear (n, k).
       a, b: LoRA matrices (rank, k) and (n, rank), float.
-      scale: float32 scalar.
+      scale: float32 scalar, or (rows, rank): factors for the tokens of each row, where x is
+        (rows, k), (rows, time, k) or (rows * time, k). A column whose factor is 0 adds nothing,
+        even if it is infinite.
     """
 
     def __init__(self, base: Linear | AdaptedLinear, a: Array, b: Array, scale: Array) -> None:
@@ -67,8 +69,13 @@ class AdaptedLinear(nnx.Module):
 
     def added(self, x: Array, y: Array) -> Array:
         """Returns y, the base layer's output for x, plus the LoRA update."""
-        inner = _product(x.astype(jnp.float32), self.a.get_value())
-        z = y.astype(jnp.float32) + self.scale.get_value() * _product(inner, self.b.get_value())
+        inner, scale = _product(x.astype(jnp.float32), self.a.get_value()), self.scale.get_value()
+        if scale.ndim:
+            of_rows, factors = inner.reshape(len(scale), -1, scale.shape[1]), scale[:, None]
+            inner = jnp.where(factors == 0, 0.0, of_rows * factors).reshape(inner.shape)
+        else:
+            inner = scale * inner
+        z = y.astype(jnp.float32) + _product(inner, self.b.get_value())
         return z.astype(y.dtype)
 
 

@@ -22,6 +22,7 @@ from jax_q4k.cache import program_cache
 from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.kv_cache.shapes import page_kinds
 from jax_q4k.models.runner import engine_steps, programs
+from jax_q4k.models.runner.adapters import Adapter, arrays_for, stacks_for
 from jax_q4k.models.runner.engine_state import Sizes
 from jax_q4k.models.runner.engine_steps import (
     BeginPieces,
@@ -30,6 +31,7 @@ from jax_q4k.models.runner.engine_steps import (
     FillHistory,
     ForwardRows,
     PrefillPieces,
+    PutAdapter,
     SampleRows,
 )
 from jax_q4k.models.runner.model import Model
@@ -43,7 +45,7 @@ from .. import golden_files
 
 FILES = programs.__file__, engine_steps.__file__
 ENGINE = (BeginPieces, PrefillPieces, DecodeRows, ForwardRows, SampleRows)
-KINDS = (*ENGINE, CopyStates, FillHistory, Decode, Score)
+KINDS = (*ENGINE, CopyStates, FillHistory, PutAdapter, Decode, Score)
 SIZES = Sizes(
     slots=2,
     kinds=(None,),
@@ -61,6 +63,7 @@ OTHERS = {
     "stages": SamplingStages(draws=True),
     "skips": True,
     "deterministic": True,
+    "adapters": 2,
     "time": 16,
     "fresh": None,
     "cache_dtype": jnp.dtype("bfloat16"),
@@ -199,6 +202,10 @@ def test_results_are_known_without_tracing(name: str, call: str) -> None:
     fill, tokens = made(FillHistory, model.network), np.zeros(64, np.int32)
     filled = state, np.int32(0), tokens, np.int32(1), np.int32(0)
     assert fill.results(filled) == jax.eval_shape(fill, *filled)
+    stacks = stacks_for(model, 2, 4)
+    put, entry = made(PutAdapter, model.network), arrays_for(Adapter({}, ""), stacks, 4, 1.0)
+    placed = stacks, np.int32(0), entry
+    assert put.results(placed) == jax.eval_shape(put, *placed)
     assert PagedCache.shapes(model.config, 2, 64, dtype="int8", ahead=3) == jax.eval_shape(
         lambda: PagedCache.create(model.config, 2, 64, dtype="int8", ahead=3)
     )

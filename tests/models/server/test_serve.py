@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -22,7 +23,10 @@ from support.paths import ROOT
 
 from jax_q4k import models
 from jax_q4k.models import cli
+from jax_q4k.models.cli import options as cli_options
+from jax_q4k.models.cli.options import NamedAdapter
 
+from ..adapters import random_pairs, write_gguf
 from ..engine.engine_runs import wait_until
 
 COMMAND = [sys.executable, str(ROOT / "models" / "cli" / "jax-q4k"), "serve"]
@@ -183,6 +187,11 @@ def test_a_signal_while_it_loads() -> None:
         (("--api-key", ""), "a key must have ASCII characters"),
         (("--api-key-file", os.devnull), "has no key"),
         (("--api-key-file", "missing"), "No such file"),
+        (("--lora", "a=x", "--lora", "a=y"), "--lora names an adapter twice: a, a"),
+        (("--lora", "demo=x"), "--lora demo=: this is the name of the model"),
+        (("--lora", "a=x", "--max-adapters", "0"), "--max-adapters 0 is less than the 1 of --lora"),
+        (("--lora-folder", "."), "--lora-folder needs --max-adapters"),
+        (("--lora-folder", "no", "--max-adapters", "1"), "--lora-folder no is not a folder"),
     ],
 )
 def test_options(options: tuple[str, ...], message: str, capfd: Any) -> None:
@@ -195,3 +204,46 @@ def test_a_taken_port(capfd: Any) -> None:
         port = str(taken.getsockname()[1])
         assert cli.main(["serve", "--demo", "--port", port]) == cli.FAILURE
     assert "Address already in use" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("x.gguf", ("x.gguf", 1.0)),
+        ("x.gguf=0.5", ("x.gguf", 0.5)),
+        ("a=x.gguf", NamedAdapter("a", "x.gguf", 1.0)),
+        ("a=x.gguf=-2", NamedAdapter("a", "x.gguf", -2.0)),
+        ("a=b=c", NamedAdapter("a", "b=c", 1.0)),
+        ("there=is.gguf", ("there=is.gguf", 1.0)),
+        ("there=is.gguf=2", ("there=is.gguf", 2.0)),
+        ("=x", ("=x", 1.0)),
+    ],
+)
+def test_adapters_with_and_without_names(
+    text: str, parsed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there=is.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    found = cli_options._perhaps_named_adapter(text)
+    assert found == parsed and type(found) is type(parsed)
+
+
+@pytest.mark.slow("starts a server, which compiles its programs")
+def test_named_adapters(tmp_path: Path) -> None:
+    demo = models.load("demo")
+    for seed, key in enumerate("ab"):
+        pairs = random_pairs(demo, ("attn_q", "ffn_up"), seed)
+        write_gguf(tmp_path / f"{key}.gguf", demo, pairs)
+    named = ("--lora", f"a={tmp_path / 'a.gguf'}=0.5", "--lora", f"{tmp_path / 'b.gguf'}=2")
+    with program(*SMALL, *named, "--max-adapters", "2") as served:
+        url = served.url()
+        assert any("adapters: a" in line for line in served.lines)
+        texts = {}
+        for name in ("demo", "a"):
+            body = {"model": name, "prompt": "The sea", "max_tokens": 8, "temperature": 0}
+            (choice,) = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]
+            texts[name] = choice["text"]
+    base = models.with_lora(demo, tmp_path / "b.gguf", scale=2)
+    both = models.with_lora(base, tmp_path / "a.gguf", scale=0.5)
+    want = [models.generate(one, "The sea", max_new_tokens=8).text for one in (base, both)]
+    assert list(texts.values()) == want and want[0] != want[1]
