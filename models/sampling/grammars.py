@@ -147,7 +147,7 @@ class Matcher:
 
 
 class Preface:
-    """What precedes the form of one answer: a thought, or nothing.
+    """Beginning of one answer before its form: a thought, or nothing.
 
     Attributes:
       is_inside: whether the thought has begun and not ended.

@@ -210,5 +210,5 @@ def _error_event(error: ApiError) -> bytes:
     return event(error.anthropic_body, "error")
 
 
-def _event(name: str, **fields: Any) -> bytes:
+def _event(name: str, /, **fields: Any) -> bytes:
     return event({"type": name, **fields}, name)

@@ -207,7 +207,7 @@ class _Answer:
                     found = self.whole(output)
                     yield self._event(f"response.{found['status']}", response=found)
 
-    def _event(self, name: str, **fields: Any) -> bytes:
+    def _event(self, name: str, /, **fields: Any) -> bytes:
         self._number += 1
         return event({"type": name, "sequence_number": self._number, **fields}, name)
 

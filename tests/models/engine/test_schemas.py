@@ -25,7 +25,7 @@ def constraint_of(entry: dict[str, Any]) -> Constraint:
 
 
 def test_what_is_refused() -> None:
-    """Of 200: those that llguidance refuses, and those that it would not enforce."""
+    """Refuses what llguidance refuses, and what it would not enforce."""
     grammars = models.load("demo").grammars
     assert grammars is not None and len(CORPUS) == 200
     refused = set()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -300,3 +301,68 @@ def test_a_template_without_tools(server: Running) -> None:
     found = server.client.post("/v1/chat/completions", json=body)
     assert found.status_code == 400
     assert found.json()["error"]["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_responses_api(thinking: Running, says: Says, stream: bool) -> None:
+    """Items of an answer: a thought, a text, calls; sent back with the results of the calls."""
+    says(f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{OTHER}")
+    tools: Any = [
+        {"type": "function", **WEATHER["function"]},
+        {"type": "function", "name": "get_time"},
+    ]
+    options: Any = {"model": "demo", "tools": tools, "max_output_tokens": 200}
+    with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key="none", max_retries=0) as client:
+        if stream:
+            with client.responses.stream(input="Rome?", **options) as events:
+                names = [event.type for event in events]
+                found: Any = events.get_final_response()
+            assert names.count("response.output_item.added") == 4
+            assert names.count("response.function_call_arguments.done") == 2
+            assert "response.reasoning_text.delta" in names
+        else:
+            found = client.responses.create(input="Rome?", **options)
+        kinds = [item.type for item in found.output]
+        assert kinds == ["reasoning", "message", "function_call", "function_call"]
+        assert found.output_text == "I look." and found.output[0].content[0].text == "Hm."
+        call = found.output[2]
+        assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Rome"})
+        assert 0 < found.usage.output_tokens_details.reasoning_tokens < found.usage.output_tokens
+        says("It rains.")
+        items: list[Any] = [{"role": "user", "content": "Rome?"}]
+        items += [item.model_dump(exclude_none=True) for item in found.output]
+        for item in found.output[2:]:
+            result = {"type": "function_call_output", "call_id": item.call_id, "output": "rain"}
+            items.append(result)
+        assert client.responses.create(input=items, **options).output_text == "It rains."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropics_api(thinking: Running, says: Says, stream: bool) -> None:
+    """Blocks of an answer: a thought, a text, calls; sent back with the results of the calls."""
+    says(f"<think>\nHm.\n</think>\n\nI look.\n{CALL}")
+    function = WEATHER["function"]
+    tool: Any = {"name": function["name"], "input_schema": function["parameters"]}
+    options: Any = {"model": "demo", "max_tokens": 200, "tools": [tool]}
+    asked: Any = [{"role": "user", "content": "Rome?"}]
+    with anthropic.Anthropic(base_url=thinking.url, api_key="none", max_retries=0) as client:
+        if stream:
+            with client.messages.stream(messages=asked, **options) as events:
+                found = events.get_final_message()
+        else:
+            found = client.messages.create(messages=asked, **options)
+        thought, text, call = found.content
+        assert thought.type == "thinking" and thought.thinking == "Hm."
+        assert text.type == "text" and text.text == "I look."
+        assert call.type == "tool_use" and (call.name, call.input) == (
+            "get_weather",
+            {"city": "Rome"},
+        )
+        assert found.stop_reason == "tool_use"
+        says("It rains.")
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
+        said = [block.model_dump() for block in found.content]
+        later: Any = [{"role": "assistant", "content": said}, {"role": "user", "content": [result]}]
+        after = client.messages.create(messages=[*asked, *later], **options)
+        assert after.content[0].type == "text" and after.content[0].text == "It rains."
+        assert after.stop_reason == "end_turn"
