@@ -382,6 +382,7 @@ def test_settings_are_sent(visit: Visit) -> None:
             ],
             **{"top_p": 0.5, "top_k": 40, "min_p": 0.1, "seed": 7},
             **{"stream": True, "stream_options": {"include_usage": True}},
+            "reasoning_format": "none",
         }
     ]
 

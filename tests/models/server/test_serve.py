@@ -104,7 +104,7 @@ def test_a_signal_lets_running_answers_finish() -> None:
 def test_answers_that_exceed_the_time_to_drain() -> None:
     """They end with an error that the client sees, streamed or not."""
     options = ("--demo", "--port", "0", "--rows", "2", "--deterministic", "--drain", "0")
-    body = {"prompt": "The sea", "ignore_eos": True}
+    body = {"prompt": "The sea", "ignore_eos": True, "max_tokens": 500, "n": 8}
     with program(*options) as served, ThreadPoolExecutor() as pool:
         url = f"{served.url()}/v1/completions"
         whole = pool.submit(httpx.post, url, json=body, timeout=60)
