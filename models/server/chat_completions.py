@@ -80,7 +80,7 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     tokenizer = service.tokenizer()
     form = Format.of(service, prompt, tools, splits=body.reasoning_format != "none")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    wanted = form.wanted(service, wanted_of(body), body.thinking_budget_tokens)
+    wanted = await form.wanted(service, wanted_of(body), body.thinking_budget_tokens)
     options: Any = {"most": most, "logprobs": logprobs, "stops": stops, "spelled": form.spelled}
     await submit(service, answers, [prompt], body, wanted=wanted, **options)
     head = {**new_id("chatcmpl"), "model": service.name_of(body.model)}

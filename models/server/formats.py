@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,26 +69,31 @@ class Format:
         )
         return AnswerReader(parser, is_single=self.tools is not None and not self.tools.parallel)
 
-    def wanted(
+    async def wanted(
         self, service: Service, wanted: Wanted | None, budget: int | None = None
     ) -> Wanted | None:
         """Returns the constraint of the answers; raises ApiError.
 
-        wanted: that of the text. budget: most tokens of a thought.
+        wanted: that of the text. budget: most tokens of a thought, which answers without thoughts
+        keep anyway.
         """
+        # Schemas of many tools take a while, for which the event loop serves others.
+        loop, run = asyncio.get_running_loop(), self._wanted
+        return await loop.run_in_executor(service.compiling, run, service, wanted, budget)
+
+    def _wanted(self, service: Service, wanted: Wanted | None, budget: int | None) -> Wanted | None:
         tools = self.tools
         if wanted is not None and tools is not None and tools.offered:
             raise ApiError(400, f"{wanted.name} cannot be combined with tools", param=wanted.name)
         if tools is not None and tools.required:
             wanted = Wanted("tool_choice", self._calls(service.tokenizer(), tools))
-        if budget is not None and self.family.thought is None:
-            problem = "the model's chat template has no thoughts to limit"
-            raise ApiError(400, problem, code="unsupported_parameter")
-        if budget is not None and wanted is None:
-            wanted = Wanted("thinking budget", Constraint.anything())
-        if wanted is None or self.family.thought is None:
-            return wanted
         marks = self.family.thought
+        if marks is None:
+            return wanted
+        if budget is not None and wanted is None:
+            wanted = Wanted("thinking_budget_tokens", Constraint.anything())
+        if wanted is None:
+            return None
         begin = None if self.is_inside else marks.begin
         try:
             thought = Thought(marks.end, begin, budget)
@@ -187,11 +192,3 @@ def _delta_of(event: Event) -> dict[str, Any] | None:
     if isinstance(event, CallArguments):
         return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
     return None
-
-
-def parsed_arguments(text: str) -> Any:
-    """Returns a call's arguments as JSON data; those of a call that was cut as a text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return {"partial_json": text}

@@ -113,7 +113,7 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     prompt, stops = await _prompt_of(service, body, tools)
     form = Format.of(service, prompt, tools)
     budget = None if body.thinking is None else body.thinking.budget_tokens
-    wanted = form.wanted(service, body.wanted, budget)
+    wanted = await form.wanted(service, body.wanted, budget)
     options: Any = {"most": body.max_tokens, "stops": stops, "spelled": form.spelled}
     await submit(service, answers, [prompt], parameters, wanted=wanted, **options)
     reader, blocks = form.reader(), ContentBlocks(_event)

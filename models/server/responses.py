@@ -100,7 +100,7 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     tools = _tools_of(body)
     prompt, stops = await _prompt_of(service, body, tools)
     form = Format.of(service, prompt, tools)
-    wanted = form.wanted(service, only(of_format("text.format", body.form)))
+    wanted = await form.wanted(service, only(of_format("text.format", body.form)))
     options = {"most": body.max_output_tokens, "stops": stops, "spelled": form.spelled}
     await submit(service, answers, [prompt], parameters, wanted=wanted, **options)
     answer = _Answer(service, body, form, len(prompt))

@@ -80,10 +80,6 @@ def test_names_of_events(server: Running) -> None:
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"max_tokens": 4, "messages": []}, "messages is empty"),
         ({"max_tokens": 4, "tools": [{"name": "f"}]}, "has no tool calls"),
-        (
-            {"max_tokens": 4, "thinking": {"type": "enabled", "budget_tokens": 9}},
-            "has no thoughts to limit",
-        ),
         ({"max_tokens": 4, "tool_choice": {"type": "x"}}, "tool_choice.type must be auto"),
         ({"max_tokens": 4, "tools": [{"type": "bash_20250124"}]}, "a tool of the client's own"),
         ({"max_tokens": 4, "temperature": -1}, "temperature"),

@@ -67,7 +67,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Says:
 
     def make(text: str) -> None:
         wanted = Wanted("test", Constraint.choice([text]))
-        monkeypatch.setattr(formats.Format, "wanted", lambda *_: wanted)
+        monkeypatch.setattr(formats.Format, "_wanted", lambda *_: wanted)
 
     return make
 
