@@ -201,7 +201,7 @@ def serve(
     port = listening.getsockname()[1]
 
     def load() -> Engine:
-        return model if isinstance(model, Engine) else Engine(model)
+        return model if isinstance(model, Engine) else Engine(model, constraints=True)
 
     def say(engine: Engine) -> None:
         lines = described(engine, settings.name, host, port)

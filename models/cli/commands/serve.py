@@ -148,6 +148,7 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
                 pages=options.pages,
                 max_context=options.context,
                 deterministic=options.deterministic,
+                constraints=True,
                 draft=loaded_draft(options, notes),
                 cache_dtype=options.cache_dtype,
                 max_adapters=places,
