@@ -190,7 +190,7 @@ class _EngineProgram(Program):
         def masked(logits: jax.Array) -> jax.Array:
             if mask is None:
                 return logits
-            bits = mask[..., None] >> jnp.arange(32, dtype=jnp.int32) & 1
+            bits = mask[..., None] >> jnp.arange(32, dtype=jnp.int32)[None, None] & 1
             allowed = bits.reshape(len(mask), -1)[:, : logits.shape[1]]
             return jnp.where(allowed > 0, logits, -jnp.inf)
 
