@@ -10,14 +10,13 @@ Writes `benchmarks/results/constraints.json`.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import time
 from typing import Any
 
 from tools.results import write_results
 
-from .engine import Submit, Work, closed, in_turn, parsed
+from .engine import Submit, Work, closed, in_turn, parsed, surroundings
 
 CLIENTS = (1, 4, 8)
 #: Requests per client and round.
@@ -88,11 +87,7 @@ def main(arguments: list[str]) -> int:
     from jax_q4k import models
 
     model = models.load(options.model)
-    settings = {
-        "model": repr(model),
-        "load_before": round(os.getloadavg()[0], 1),
-        "cores": len(os.sched_getaffinity(0)),
-    }
+    settings = surroundings(model)
     print(write_results(options.file, settings | measure(model, options.rounds)))
     return 0
 

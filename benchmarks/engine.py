@@ -295,16 +295,21 @@ def parsed(arguments: list[str], name: str, description: str | None) -> argparse
     return parser.parse_args(arguments)
 
 
+def surroundings(model: Any) -> dict[str, Any]:
+    """Returns what a results file says of the model and the machine."""
+    return {
+        "model": repr(model),
+        "load_before": round(os.getloadavg()[0], 1),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
 def main(arguments: list[str]) -> int:
     options = parsed(arguments, "engine", __doc__)
     from jax_q4k import models
 
     model = models.load(options.model)
-    settings = {
-        "model": repr(model),
-        "load_before": round(os.getloadavg()[0], 1),
-        "cores": len(os.sched_getaffinity(0)),
-    }
+    settings = surroundings(model)
     if options.llama_cpp is None:
         results = measure(model, rounds=options.rounds, long=options.long)
     else:

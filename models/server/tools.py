@@ -32,9 +32,7 @@ class Tools(NamedTuple):
     parallel: bool = True
 
 
-def tools_of(
-    tools: Sequence[Any] | None, choice: Any, parallel: bool | None, name: str = "tools"
-) -> Tools | None:
+def tools_of(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) -> Tools | None:
     """Returns the tools of a request, None without any; raises ApiError.
 
     tools: `{"type": "function", "function": {name, description, parameters}}` each. choice: "auto",
@@ -45,11 +43,11 @@ def tools_of(
             raise ApiError(400, "tool_choice needs tools", param="tool_choice")
         return None
     if len(tools) > MOST_TOOLS:
-        raise ApiError(400, f"{name} may have {MOST_TOOLS} tools at most", param=name)
-    described = [_checked(tool, f"{name}[{i}]", name) for i, tool in enumerate(tools)]
+        raise ApiError(400, f"tools may have {MOST_TOOLS} tools at most", param="tools")
+    described = [_checked(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
     names = [tool["function"]["name"] for tool in described]
     if len(set(names)) < len(names):
-        raise ApiError(400, f"{name} has a name twice", param=name)
+        raise ApiError(400, "tools has a name twice", param="tools")
     several = parallel is not False
     if choice in (None, "auto", "required"):
         return Tools(described, described, choice == "required", several)
@@ -73,23 +71,23 @@ def _named(choice: Any) -> str:
     raise ApiError(400, problem, param="tool_choice")
 
 
-def _checked(tool: Any, name: str, param: str) -> dict[str, Any]:
+def _checked(tool: Any, name: str) -> dict[str, Any]:
     """Returns a tool whose fields have the right types; raises ApiError."""
     if not isinstance(tool, dict) or tool.get("type", "function") != "function":
-        raise ApiError(400, f"{name} must be of type function", param=param)
+        raise ApiError(400, f"{name} must be of type function", param="tools")
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise ApiError(400, f"{name}.function must be an object", param=param)
+        raise ApiError(400, f"{name}.function must be an object", param="tools")
     if not isinstance(function.get("name"), str) or not _NAME.fullmatch(function["name"]):
         problem = f"{name}.function.name must have 1 to 128 letters, digits, or one of _.:/-"
-        raise ApiError(400, problem, param=param)
+        raise ApiError(400, problem, param="tools")
     if not isinstance(function.get("description", ""), str | None):
-        raise ApiError(400, f"{name}.function.description must be a text", param=param)
+        raise ApiError(400, f"{name}.function.description must be a text", param="tools")
     parameters = function.get("parameters")
     if parameters is None:
         parameters = {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
-        raise ApiError(400, f"{name}.function.parameters must be a JSON schema", param=param)
+        raise ApiError(400, f"{name}.function.parameters must be a JSON schema", param="tools")
     return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
