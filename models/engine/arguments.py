@@ -111,12 +111,6 @@ def check_request(
         raise ValueError(f"stop_token_ids has {highest}; ids must be 0 to {vocab_size - 1}")
 
 
-def check_draft(draft: Draft | None, samplings: Sequence[Sampling]) -> None:
-    """Raises ValueError for constraints with drafts, which would have to be checked on the host."""
-    if draft is not None and any(sampling.constraint is not None for sampling in samplings):
-        raise ValueError("constraint cannot be combined with speculative decoding (draft)")
-
-
 def draft_of(draft: Any, model: Model) -> Draft | None:
     """Converts the `draft` argument of `generate` to a Draft; None stays None.
 

@@ -21,7 +21,7 @@ from ..runner.adapters import Adapter
 from ..runner.model import Model
 from ..sampling import Sampling
 from .adapters import MOST_ADAPTERS, MOST_RANK, Adapters, adapters_of, check_room
-from .arguments import check_draft, check_request, draft_of, prompt_rows, samplings_of
+from .arguments import check_request, draft_of, prompt_rows, samplings_of
 from .loop import EngineLoop
 from .outputs import Output
 from .pools import Pools
@@ -128,11 +128,11 @@ class Engine:
             prefixes and preemptions, bit by bit. Every product then has at least 16 rows, so that
             few requests take longer; a preempted request samples its tokens again, and answers are
             not reused as prefixes.
-          draft: speculative decoding of all requests, as in `generate`; None means off. It suits
-            few requests at a time, since the next step waits for the last one's results.
+          draft: speculative decoding, as in `generate`; None means off. Steps with so many rows
+            that drafts would cost more than they save, which the warm-up measures, and steps with
+            constrained rows run without drafts.
           cache_dtype: dtype of the pages, as in `generate`.
-          warm_up: compiles all programs now. False compiles each when it is first needed, as with
-            drafts.
+          warm_up: compiles all programs now. False compiles each when it is first needed.
           constraints: also compiles now what requests with a `Sampling.constraint` need.
           max_adapters: LoRA adapters that can be loaded at a time; see `load_adapter`. Requests
             with different ones, or none, run in one batch. It takes memory for as many, and some
@@ -141,8 +141,9 @@ class Engine:
 
         Raises:
           TypeError: `model` is not a Model, or another type of `draft`. ValueError: a number out of
-            range, or a draft that does not fit the model; adapters with drafts, or for a model on
-            several devices. All before anything is allocated.
+            range, or a draft that does not fit the model; adapters for a model on several devices;
+            drafts of a deterministic engine for a model with recurrent layers or experts. All
+            before anything is allocated.
         """
         if not isinstance(model, Model):
             raise TypeError(f"model is of type {type(model).__name__}; it must be a Model")
@@ -152,9 +153,13 @@ class Engine:
         rows = _checked(max_rows, "max_rows", 1024) or 1
         pages = _checked(pages, "pages", 2**31 // PAGE_SIZE - 1)
         kind = draft_of(draft, model)
+        rounds = is_recurrent(model.config) or model.config.experts is not None
+        if deterministic and kind is not None and rounds:
+            problem = "recurrent layers and experts round several tokens in another way than one"
+            raise ValueError(f"deterministic cannot be combined with draft: {problem}")
         places = _checked(max_adapters, "max_adapters", MOST_ADAPTERS, 0) or 0
         rank = _checked(max_adapter_rank, "max_adapter_rank", MOST_RANK) or 1
-        check_room(places, model, kind)
+        check_room(places, model)
         self._adapters = Adapters(model, places, rank)
         stacks = self._adapters.stacks()
         self._limits = engine_limits(model, rows, kind, deterministic=deterministic)
@@ -170,15 +175,15 @@ class Engine:
             row_buckets(self._sizes.slots, model.network.on_gpu, deterministic),
             cache_dtype=dtype,
             selection=current_selection()._replace(batch_invariant=deterministic),
-            standard=standard_stages(end_ids) if kind is None else None,
-            skips=kind is None,
+            standard=standard_stages(end_ids),
+            skips=True,
             draft=kind,
             deterministic=deterministic,
             adapters=stacks,
         )
-        scheduler = Scheduler(pools, self._limits)
+        scheduler = Scheduler(pools, self._limits, stepper.drafts_pay)
         self._loop = EngineLoop(scheduler, stepper, step_seconds=expected_step_seconds(model))
-        if warm_up and kind is None:
+        if warm_up:
             stepper.warm_up(self._limits.shapes, constraints=constraints)
             if places:
                 stepper.put_adapter(1, self._adapters.nothing())
@@ -203,6 +208,7 @@ class Engine:
         priority: int = 0,
         cache_salt: str = "",
         adapter: str | None = None,
+        drafts: bool = True,
         **fields: Any,
     ) -> Request:
         """Adds a request and returns at once.
@@ -216,6 +222,8 @@ class Engine:
           cache_salt: requests share cached prefixes only with requests of the same salt, so that
             nobody learns by timing what others have asked.
           adapter: name of a LoRA adapter that `load_adapter` has loaded; None means none.
+          drafts: whether the request takes part in the engine's speculative decoding, if it has
+            any.
           fields: fields of `Sampling` that override `sampling`.
 
         Raises:
@@ -229,7 +237,7 @@ class Engine:
         (one,) = samplings_of(sampling, fields, 1)
         request = self._request(rows[0], one, shift)
         request.priority, request.salt = operator.index(priority), cache_salt.encode()
-        request.adapter = adapter
+        request.adapter, request.drafts = adapter, drafts
         self._add([request])
         return request
 
@@ -365,7 +373,6 @@ class Engine:
         """Returns a request whose arguments fit the engine."""
         context = self._sizes.context
         check_request(self.model, ids, sampling, shift, context)
-        check_draft(self._loop.stepper.draft, [sampling])
         length = min(len(ids) + sampling.max_new_tokens, context)
         if not self._loop.scheduler.fits(length):
             raise ValueError(

@@ -16,7 +16,7 @@ from jax_q4k.cache.program_cache import trace_context
 from ..runner.model import Model
 from ..runner.speculative.drafts import DraftModel, NextTokens
 from ..sampling import Sampling
-from .arguments import check_draft, check_request, draft_of, prompt_rows, samplings_of
+from .arguments import check_request, draft_of, prompt_rows, samplings_of
 from .outputs import Piece, Timings
 from .prefix_cache import Prefix
 from .request import ContextShift, Hooks, Request
@@ -136,7 +136,6 @@ class _Call(contextlib.ExitStack):
         # taken at the call, because a stream may be read in another context
         dtype = page_dtype(cache_dtype, "cache_dtype")
         kind = draft_of(draft, model)
-        check_draft(kind, samplings)
         long = is_long(model, longest)
         self._settings = Settings(dtype, current_selection(), long, trace_context(), kind)
 

@@ -96,7 +96,7 @@ class EngineLoop:
             self._hand_out(before)
         if self._in_flight is not None and self._in_flight.unsampled is not None:
             self._sample(self._in_flight)
-        if self.stepper.draft is not None:
+        if self._in_flight is not None and self._in_flight.speculates:
             self._finish_step()  # the next plan depends on how many drafts were right
 
     def call(
@@ -264,6 +264,7 @@ class EngineLoop:
             constrained=request.matcher is not None,
             uncounted=uncounted,
             adapter=request.place,
+            drafts=request.drafts,
         )
         self.scheduler.add(request.sequence)
 
@@ -320,7 +321,8 @@ class EngineLoop:
         if new:
             logprobs = result.logprobs
             taken = self._take(request, new, None if logprobs is None else logprobs[known:])
-        self.scheduler.commit(sequence, tokens[: known + taken], at)
+        speculated = result.entry.speculates
+        self.scheduler.commit(sequence, tokens[: known + taken], at, speculated=speculated)
         if new and request.matcher is not None and not request.is_done:
             self._force(request)
         if request.is_done:

@@ -71,6 +71,7 @@ class Request:
       salt: separates its cached prefixes from those of other requests.
       adapter: name of its LoRA adapter; None means none.
       place: the adapter's place in the engine; 0 means none.
+      drafts: whether it takes part in speculative decoding.
       matcher: state of its text under its constraint; None without one.
     """
 
@@ -91,6 +92,7 @@ class Request:
         self.priority, self.salt = 0, b""
         self.adapter: str | None = None
         self.place = 0
+        self.drafts = True
         self.sequence: Sequence | None = None  # set and changed by the engine alone
         self.timings = Timings(prompt_tokens=len(prompt))
         self._model, self._end_ids = model, end_ids

@@ -27,6 +27,7 @@ class Sequence:
       constrained: whether each token depends on the last one by a constraint.
       uncounted: first tokens that presence and frequency penalties do not count.
       adapter: place of its adapter, from 1; 0 means none.
+      drafts: whether it takes part in speculative decoding.
       prompt_length: tokens of the prompt.
       arrival: order of arrival, for equal priorities.
       stored: tokens whose keys and values the dispatched steps store.
@@ -54,6 +55,7 @@ class Sequence:
     constrained: bool = False
     uncounted: int = 0
     adapter: int = 0
+    drafts: bool = True
     prompt_length: int = 0
     arrival: int = 0
     stored: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,8 @@ from ..runner.adapters import Stacks
 from ..runner.engine_state import EngineState, Past, Sizes
 from ..runner.engine_steps import (
     ALL,
+    ARGMAX,
+    COST_UNIT,
     BeginPieces,
     CopyStates,
     DecodeRows,
@@ -33,16 +36,23 @@ from ..runner.engine_steps import (
 )
 from ..runner.model import Model
 from ..runner.program_cache import CachedPrograms
-from ..runner.speculative.drafts import Draft, DraftModel, NextTokens
+from ..runner.speculative.drafts import Draft, DraftModel, NextTokens, cost_of, tokens_of
 from ..sampling.grammars import allow_only
-from ..sampling.params import Processor
+from ..sampling.packing import pack
+from ..sampling.params import Processor, Sampling
 from ..sampling.penalties import TokenHistory, processed
-from ..sampling.stages import SamplingStages
+from ..sampling.stages import SamplingArrays, SamplingStages
 from .outputs import TokenLogprobs
 from .plan import Piece, Plan, Row
 from .request import Request
 from .sequence import NO_PAGE
 from .stages import joined, way_of
+
+#: Drafts pay if this part of their tokens, when it is right, makes up for their cost.
+MOST_RIGHT = 0.8
+
+#: Tokens of a sequence that measures drafts.
+_PAST = 64
 
 #: Copies of recurrent states per call.
 COPIES = 8
@@ -60,6 +70,7 @@ class Ticket:
       sampled: results of the programs.
       steps: largest number of tokens sampled for a row; 0 if the step only prefills.
       started: time of dispatch, `time.perf_counter()`.
+      speculates: whether the rows have drafts.
       unsampled: rows whose tokens `Stepper.sample` samples; None if there are none.
     """
 
@@ -67,6 +78,7 @@ class Ticket:
     sampled: list[Sampled]
     steps: int
     started: float
+    speculates: bool = False
     unsampled: Unsampled | None = None
 
     @property
@@ -179,15 +191,17 @@ class Stepper:
         """
         self.sizes = sizes
         self.buckets = tuple(buckets)
-        weights: Any = model.weights
+        weights: list[Any] = [model.weights]
+        if adapters is not None:
+            weights.append(adapters[1])
         if isinstance(draft, DraftModel):
-            weights = model.weights, draft.model.weights
+            weights.append(draft.model.weights)
         elif isinstance(draft, NextTokens):
-            weights = model.weights, dict(draft.weights)
-        elif adapters is not None:
-            weights = model.weights, adapters[1]
+            weights.append(dict(draft.weights))
         self._adapters = 0 if adapters is None else adapters[0]
-        self.programs = CachedPrograms(model, weights, selection)
+        all_weights = tuple(weights) if len(weights) > 1 else model.weights
+        self.programs = CachedPrograms(model, all_weights, selection)
+        self._draft_costs: dict[int, float] = {}  # measured, by number of rows, ascending
         self.draft = draft
         self._model, self._dtype = model, cache_dtype
         self.standard, self._skips = standard, skips
@@ -220,11 +234,12 @@ class Stepper:
                 if plan.is_constrained:
                     unsampled = self._forward(plan.rows, rows, at)
                 else:
-                    sampled.append(self._decode(plan.rows, rows, at))
+                    sampled.append(self._decode(plan.rows, rows, at, plan.speculates))
                 entries += [(row, i, index) for row, i in zip(plan.rows, at, strict=True)]
             self._copy(plan.late_saves, saves=True)
         self._fetch(sampled)
-        return Ticket(entries, sampled, plan.steps, time.perf_counter(), unsampled)
+        started = time.perf_counter()
+        return Ticket(entries, sampled, plan.steps, started, plan.speculates, unsampled)
 
     def sample(self, ticket: Ticket) -> None:
         """Samples the tokens of a step's constrained rows, when those before them are known."""
@@ -290,14 +305,9 @@ class Stepper:
             self._sampling_program(kind, rows=rows, **options) for rows in buckets for kind in kinds
         ]
         self._with_state()
-
-        def compile(program: PrefillPieces | DecodeRows) -> None:
-            with self.programs.context():
-                self._compiled(program, *self._nothing_for(program))
-
-        # XLA compiles without the interpreter lock.
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            list(pool.map(compile, programs))
+        self._compile(programs)
+        if self.draft is not None:
+            self._measure_drafts(buckets)
         with self.programs.context():
             for program in programs if self._model.network.on_gpu else ():
                 arguments = self._nothing_for(program)
@@ -309,6 +319,74 @@ class Stepper:
             nothing, zero = np.zeros(self.sizes.width * PAGE_SIZE, np.int32), np.int32(0)
             self._call_state(self._program(FillHistory), zero, nothing, zero, zero)
             jax.block_until_ready(self._state)
+
+    def drafts_pay(self, rows: int) -> bool:
+        """Returns whether drafts save time if most of them are right, in a step of these rows."""
+        if self.draft is None:
+            return False
+        tokens = tokens_of(self.draft, self._model.network.on_gpu)
+        return self._draft_cost(rows) < MOST_RIGHT * tokens
+
+    def _draft_cost(self, rows: int) -> float:
+        """Returns the extra time of a pass with drafts of these rows, in passes without."""
+        assert self.draft is not None
+        on_gpu = self._model.network.on_gpu
+        known = [cost for most, cost in self._draft_costs.items() if rows <= most]
+        return known[0] if known else cost_of(tokens_of(self.draft, on_gpu), on_gpu, rows)
+
+    def _measure_drafts(self, buckets: Sequence[int]) -> None:
+        """Measures what drafts cost, and compiles their programs where they pay."""
+        for rows in buckets:
+            options = {"rows": rows, "stages": self.standard}
+            plain, drafting = (
+                self._sampling_program(DecodeRows, speculates=speculates, **options)
+                for speculates in (False, True)
+            )
+            self._compile([drafting])
+            alone = self._seconds(plain)
+            self._draft_costs[rows] = max(self._seconds(drafting) - alone, 0.0) / alone
+            if not self.drafts_pay(rows):
+                self._draft_costs[self.sizes.slots] = math.inf  # still less with more rows
+                break
+        self.reset()
+        self._with_state()
+
+    def _seconds(self, program: DecodeRows) -> float:
+        """Returns the time of a pass over all rows of a program, the shortest of three.
+
+        The rows' texts are zeros, in which prompt lookup finds a draft. The state is useless then.
+        """
+        assert self.standard is not None
+        _, pages, parameters = _offsets(program.columns)
+        step = np.zeros((program.rows, sum(program.columns)), np.int32)
+        past = min(_PAST, self.sizes.width * PAGE_SIZE // 2)
+        fields = RowFields(0, past, 1, 0, 1, 0, draft_cost=1)
+        step[:, : len(fields)] = fields
+        step[:, 0] = np.arange(program.rows)
+        step[:, pages:parameters] = NO_PAGE
+        sampling = SamplingArrays.of([Sampling(ignore_end=True)], (), self.standard, None)
+        step[:, parameters:] = pack(sampling)
+        times = []
+        for _ in range(3):
+            self.reset()
+            arguments = self._with_state(), np.int32(ARGMAX), step
+            with self.programs.context():
+                run = self._compiled(program, *arguments)
+                jax.block_until_ready(self._state)
+                began = time.perf_counter()
+                self._state, sampled = run(self.programs.weights, *arguments)
+                jax.block_until_ready(sampled)
+                times.append(time.perf_counter() - began)
+        return min(times)
+
+    def _compile(self, programs: Sequence[PrefillPieces | DecodeRows]) -> None:
+        def compile(program: PrefillPieces | DecodeRows) -> None:
+            with self.programs.context():
+                self._compiled(program, *self._nothing_for(program))
+
+        # XLA compiles without the interpreter lock.
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            list(pool.map(compile, programs))
 
     def _nothing_for(self, program: PrefillPieces | DecodeRows) -> tuple[Any, ...]:
         """Returns arguments of a program behind the weights, with padding alone."""
@@ -324,11 +402,11 @@ class Stepper:
 
         entry: of `arrays_for`.
         """
-        model, stacks = self.programs.weights
+        model, stacks, *rest = self.programs.weights
         with self.programs.context():
             arguments = stacks, np.int32(place - 1), entry
             stacks = self._compiled(self._program(PutAdapter), *arguments)(*arguments)
-        self.programs.weights = model, stacks
+        self.programs.weights = model, stacks, *rest
 
     def tracing_error(self, processors: Sequence[Processor]) -> Exception | None:
         """Returns the error that tracing user functions of logits raises, or None."""
@@ -407,9 +485,10 @@ class Stepper:
             self._fill_history(piece)
         return self._call(program, np.int32(way), step, mask, with_state=True)
 
-    def _decode(self, rows: list[Row], count: int, at: list[int]) -> Sampled:
+    def _decode(self, rows: list[Row], count: int, at: list[int], speculates: bool) -> Sampled:
         stages, way = self._stages(rows)
-        program = self._sampling_program(DecodeRows, rows=count, stages=stages)
+        options: Any = {"stages": stages, "speculates": speculates}
+        program = self._sampling_program(DecodeRows, rows=count, **options)
         step = self._rows_step(program, at, rows)
         return self._call(program, np.int32(way), step, with_state=True)
 
@@ -457,12 +536,12 @@ class Stepper:
         step[:, 0] = self.sizes.slots
         parameters = sum(program.columns[:-1])
         for row, entry in zip(at, entries, strict=True):
-            step[row, : len(RowFields._fields)] = self._fields(entry)
+            step[row, : len(RowFields._fields)] = self._fields(entry, program.rows)
             step[row, parameters:] = entry.sequence.owner.packed(program.stages)
         return step
 
-    @staticmethod
-    def _fields(entry: Piece | Row) -> RowFields:
+    def _fields(self, entry: Piece | Row, rows: int) -> RowFields:
+        """Returns the fields of a row in a program of `rows` rows."""
         sequence = entry.sequence
         if isinstance(entry, Piece):
             last = entry.first + entry.count
@@ -478,9 +557,11 @@ class Stepper:
                 sequence.uncounted,
                 sequence.adapter,
             )
-        step = sequence.step_of(entry.position + 1)
+        step, cost = sequence.step_of(entry.position + 1), 0
+        if entry.speculates and sequence.drafts:
+            cost = max(round(self._draft_cost(rows) / COST_UNIT), 1)
         fields = entry.slot, entry.position, entry.count, step, 1, 0
-        return RowFields(*fields, adapter=sequence.adapter)
+        return RowFields(*fields, adapter=sequence.adapter, draft_cost=cost)
 
     def _places(self, plan: Plan) -> list[int]:
         """Returns the row of each piece; each group of devices has its own part of the rows."""

@@ -29,7 +29,7 @@ CUDA_COMPILER_OPTIONS: dict[str, str] = {
     "xla_gpu_enable_triton_gemm": "False",
 }
 
-#: Weights of a model; with a draft model, a tuple of both models' weights.
+#: Weights of a model; with adapters or a draft model, a tuple that begins with them.
 Weights = Any
 
 

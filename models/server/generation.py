@@ -111,6 +111,7 @@ async def submit(
         samplings += new
     adapter = service.adapter_of(parameters.model)
     options: dict[str, Any] = {"priority": parameters.priority or 0, "adapter": adapter}
+    options["drafts"] = parameters.drafts != 0
     answers.submit(rows, samplings, cache_salt=parameters.cache_salt or "", **options)
 
 

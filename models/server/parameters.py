@@ -50,6 +50,7 @@ class Parameters(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    drafts: int | None = msgspec.field(default=None, name="speculative.n_max")
     return_token_ids: bool | None = None
     user: str | None = None
     stream: bool | None = None
@@ -113,6 +114,7 @@ def check(parameters: Parameters) -> None:
         raise ApiError(400, f"a stop string may have {MOST_STOP_BYTES} bytes", param="stop")
     refuse("best_of", parameters.best_of not in (None, parameters.answers))
     check_number("min_tokens", parameters.min_tokens, 0)
+    check_number("speculative.n_max", parameters.drafts, 0)
     for name, most in {"stop_token_ids": MOST_STOP_TOKENS, "logit_bias": MOST_BIASES}.items():
         if len(getattr(parameters, name) or ()) > most:
             raise ApiError(400, f"{name} may name {most} tokens at most", param=name)

@@ -68,6 +68,7 @@ OTHERS = {
     "fresh": None,
     "cache_dtype": jnp.dtype("bfloat16"),
     "saves": False,
+    "speculates": True,
 }
 
 
