@@ -189,3 +189,42 @@ def test_what_has_no_grammar() -> None:
         NONE.grammar(TOOLS, parallel=True, token_id=no_token)
     with pytest.raises(ValueError, match="family 'hermes', 0 tools"):
         family("HERMES").grammar([], parallel=True, token_id=no_token)
+
+
+@pytest.mark.parametrize("controls", [True, False])
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_or_text(name: str, controls: bool) -> None:
+    """Any text, or calls whose arguments are right; what the parser takes for a call is one."""
+    ids = token_id if controls else no_token
+    grammar = family(name).grammar(TOOLS, parallel=True, token_id=ids, content="text")
+    two, prose = written(name), 'Hello.\n It is "{1}" <b>'
+    wrong = re.sub(r"(?<=\D)2(?=\D)", "soon", two, count=1)
+    answers = {two: True, wrong: False}
+    if name == "HARMONY":
+        final = "<|channel|>final<|message|>"
+        preamble = f"<|channel|>commentary<|message|>{prose}<|end|><|start|>assistant"
+        answers |= {final + prose: True, prose: False, preamble + two: True, final: True}
+        answers |= {preamble + wrong: False, f"<|start|>assistant{final}{prose}": True}
+    else:
+        answers |= {prose: True, "": True, prose + wrong: name == "LLAMA"}
+        answers |= {} if name == "LLAMA" else {prose + two: True}
+    for answer, right in answers.items():
+        assert accepts(grammar, answer, controls) is right, f"{answer}\n{grammar}"
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_or_json(name: str) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    grammar = family(name).grammar(TOOLS, parallel=True, token_id=token_id, content=schema)
+    header = "<|channel|>final<|message|>" if name == "HARMONY" else ""
+    two = written(name)
+    assert accepts(grammar, two) and accepts(grammar, header + '{"n": 3}')
+    assert not accepts(grammar, header + '{"n": "a"}') and not accepts(grammar, "Hello")
+    alone = family(name).grammar([], parallel=True, token_id=token_id, content=schema)
+    assert accepts(alone, header + '{"n": 3}') and not accepts(alone, two)
+
+
+def test_text_in_a_frame() -> None:
+    grammar = family("COMMAND_R7B").grammar(TOOLS, parallel=True, token_id=token_id, content="text")
+    framed = "<|START_RESPONSE|>Hello<|END_RESPONSE|>"
+    assert accepts(grammar, framed) and accepts(grammar, framed + written("COMMAND_R7B"))
