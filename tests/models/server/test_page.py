@@ -319,6 +319,7 @@ def test_reasoning_is_folded(visit: Visit) -> None:
     answer = visit.page.locator("article[aria-label=Answer]").last
     answer.get_by_text("Thinking…").wait_for()
     live(visit, "Thinking…")
+    assert re.fullmatch(r"\d s", answer.locator(".meta").inner_text().strip())
     assert not answer.get_by_text("secret").is_visible()
     visit.page.keyboard.press("Escape")
     live(visit, "Stopped")
