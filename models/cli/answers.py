@@ -56,6 +56,11 @@ class AnswerWriter:
             self._end_thought()
             self._write(printable(text))
             self._last = text[-1]
+        output = piece.output
+        if output and output.finish_reason == "length" and output.reasoning and not output.text:
+            self._end_thought()
+            hint = "The thought took all tokens of -n; a larger number leaves room for an answer."
+            self._notes.print(f"[dim]{hint}[/]", soft_wrap=True)
 
     def _think(self, text: str, tokens: int) -> None:
         """Adds text to a thought; tokens: number of the answer's tokens before this piece."""

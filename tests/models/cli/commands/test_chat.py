@@ -159,6 +159,16 @@ def test_the_thinking_command(run, thinking, prompts):
     assert code == 2 and "/thinking takes on, off, show, fold, or nothing" in err
 
 
+def test_a_thought_that_took_all_tokens(capsys):
+    for reason, text in (("length", ""), ("length", "Yes"), ("end", "")):
+        output = Output([1], text, reason, Timings(), reasoning="Hm")
+        with AnswerWriter(Console(stderr=True, highlight=False)) as writer:
+            writer.write(Piece(1, text, output, reasoning="Hm"))
+        out, err = capsys.readouterr()
+        assert out == f"{text}\n" and err.startswith("Thought for 0.0 s (1 token)\n")
+        assert ("a larger number leaves room" in err) == ((reason, text) == ("length", ""))
+
+
 def test_a_line_of_a_thought_fits_the_terminal():
     """It has the last words; wide characters take two columns."""
     for width, text in ((40, "one\ntwo \x1b[2J " * 50), (41, "漢字" * 50), (10, "word " * 9)):
