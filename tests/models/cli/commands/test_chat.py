@@ -24,8 +24,8 @@ from jax_q4k.models.engine.outputs import Output, Piece, Timings
 
 from ...golden_files import path
 
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-THINKING = (
+#: With a field for thoughts, and a switch for them.
+TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>"
     "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% endfor %}"
     "{% if enable_thinking is defined %}enable_thinking={{ enable_thinking }}{% endif %}"
@@ -49,24 +49,13 @@ def run(capsys, monkeypatch):
     return run
 
 
-def with_template(folder, template):
-    """Writes the text model with a chat template; returns its path."""
-    file = folder / "templated.gguf"
-    entry = text_entry("tokenizer.chat_template", template)
-    file.write_bytes(rewritten(path("text-spm"), {"tokenizer.chat_template": entry}))
-    return str(file)
-
-
 @pytest.fixture(scope="session")
 def templated(tmp_path_factory):
     """The text model, with a chat template."""
-    return with_template(tmp_path_factory.mktemp("chat"), TEMPLATE)
-
-
-@pytest.fixture(scope="session")
-def thinking(tmp_path_factory):
-    """The text model, with a chat template that has thoughts."""
-    return with_template(tmp_path_factory.mktemp("chat"), THINKING)
+    file = tmp_path_factory.mktemp("chat") / "templated.gguf"
+    entry = text_entry("tokenizer.chat_template", TEMPLATE)
+    file.write_bytes(rewritten(path("text-spm"), {"tokenizer.chat_template": entry}))
+    return str(file)
 
 
 def test_a_chat_in_a_pipe(run, templated, tmp_path):
@@ -125,9 +114,9 @@ def prompts(monkeypatch):
 FOLDED = rf"Thought for 0\.\d s \({len(THOUGHT)} tokens\)"
 
 
-def test_thoughts_are_folded(run, thinking, prompts, tmp_path):
+def test_thoughts_are_folded(run, templated, prompts, tmp_path):
     """Only answers go to standard output; the template gets the thoughts."""
-    code, out, err = run(f"Why?\nAnd?\n/save {tmp_path / 'saved'}\n", thinking)
+    code, out, err = run(f"Why?\nAnd?\n/save {tmp_path / 'saved'}\n", templated)
     assert (code, out) == (0, "It is so.\n" * 2)
     assert len(re.findall(rf"(?m)^{FOLDED}$", err)) == 2 and "First" not in err
     assert prompts[1] == f"<user>Why?<assistant><think>{THOUGHT}</think>It is so.<user>And?"
@@ -135,19 +124,19 @@ def test_thoughts_are_folded(run, thinking, prompts, tmp_path):
     assert saved == {"role": "assistant", "content": "It is so.", "reasoning_content": THOUGHT}
 
 
-def test_thoughts_in_full(run, thinking, prompts):
-    code, out, err = run("Why?\n/thinking fold\nWhy?\n", thinking, "--show-thinking")
+def test_thoughts_in_full(run, templated, prompts):
+    code, out, err = run("Why?\n/thinking fold\nWhy?\n", templated, "--show-thinking")
     assert (code, out) == (0, "It is so.\n" * 2)
     before, after = err.split("Thoughts are shown as one line.")
     assert re.search(rf"(?m)^{re.escape(THOUGHT)}\n{FOLDED}$", before) and "First" not in after
-    code, out, err = run("Why?\n/thinking show\nWhy?\n", thinking)
+    code, out, err = run("Why?\n/thinking show\nWhy?\n", templated)
     before, after = err.split("Thoughts are shown in full.")
     assert THOUGHT in after and "First" not in before
 
 
-def test_the_thinking_command(run, thinking, prompts):
+def test_the_thinking_command(run, templated, prompts):
     lines = "/thinking\nWhy?\n/thinking\n/thinking off\n/reset\nWhy?\n/thinking on\nWhy?\n"
-    code, out, err = run(lines, thinking, "--no-thinking")
+    code, out, err = run(lines, templated, "--no-thinking")
     assert (code, out) == (0, "It is so.\n" * 3)
     assert err.count(THOUGHT) == 1 and "The last answer has no thoughts." in err
     assert [re.findall("enable_thinking=(.*)", prompt) for prompt in prompts] == [
@@ -155,7 +144,7 @@ def test_the_thinking_command(run, thinking, prompts):
         ["False"],
         ["True"],
     ]
-    code, _, err = run("/thinking maybe\n", thinking)
+    code, _, err = run("/thinking maybe\n", templated)
     assert code == 2 and "/thinking takes on, off, show, fold, or nothing" in err
 
 
@@ -425,9 +414,9 @@ def test_a_chat_on_a_terminal(terminal, tmp_path):
 
 
 @pytest.mark.slow("starts the command several times")
-def test_thoughts_on_a_terminal(thinking):
+def test_thoughts_on_a_terminal(templated):
     """A line that changes while the model thinks; Ctrl-C in a thought leaves a line of it."""
-    terminal = Terminal(thinking, code=THINKS + SLOW)
+    terminal = Terminal(templated, code=THINKS + SLOW)
     try:
         terminal.until(">>> ")
         terminal.send("Why?\n")
