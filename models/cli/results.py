@@ -19,6 +19,7 @@ def described(
         "prompt": prompt,
         "text": output.text,
         "tokens": output.tokens,
+        **({"reasoning": output.reasoning} if output.reasoning else {}),
         "finish_reason": output.finish_reason,
         "seed": None if sampling.greedy else (sampling.seed + index) % 2**32,
     }

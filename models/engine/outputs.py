@@ -69,6 +69,7 @@ class Output:
       timings: timings of the call, shared by the outputs of a batch.
       logprobs: one entry per token of `tokens`; None unless `Sampling.logprobs` is set.
       stop: the stop string that ended the text; None for other reasons.
+      reasoning: thoughts of a conversation's answer, which `text` then lacks.
     """
 
     tokens: list[int]
@@ -77,6 +78,7 @@ class Output:
     timings: Timings
     logprobs: list[TokenLogprobs] | None = None
     stop: str | None = None
+    reasoning: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +86,12 @@ class Piece:
     """One step of a stream: a token, and the new text that can no longer change, possibly empty.
 
     The last piece has `output`; its token is None if earlier pieces had all tokens. `logprobs` has
-    the token's log-probabilities; None unless requested.
+    the token's log-probabilities; None unless requested. `reasoning` is new text of a thought in a
+    conversation, which `text` then lacks.
     """
 
     token: int | None
     text: str
     output: Output | None = None
     logprobs: TokenLogprobs | None = None
+    reasoning: str = ""
