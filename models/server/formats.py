@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ..chat.output import (
     CallArguments,
@@ -18,6 +19,7 @@ from ..chat.output import (
 )
 from ..engine.answers import PieceReader, behind_thought
 from ..sampling import Constraint
+from ..sampling.json_schemas import prepared
 from ..tokenizer import Tokenizer
 from .constraints import Wanted
 from .errors import ApiError
@@ -77,12 +79,23 @@ class Format:
 
     def _wanted(self, service: Service, wanted: Wanted | None, budget: int | None) -> Wanted | None:
         tools = self.tools
-        if wanted is not None and tools is not None and tools.offered:
-            raise ApiError(400, f"{wanted.name} cannot be combined with tools", param=wanted.name)
+        tokenizer, marks = service.tokenizer(), self.family.thought
+        has_thought = False
         if tools is not None and tools.required:
-            wanted = Wanted("tool_choice", self._calls(service.tokenizer(), tools))
-        marks = self.family.thought
-        if marks is None:
+            wanted, has_thought = self._grammar(tokenizer, "tool_choice", None, budget)
+        elif wanted is not None and (self.family.messages or (tools and tools.offered)):
+            if wanted.constraint.kind == "json_schema":
+                form = wanted.constraint
+                wanted, has_thought = self._grammar(tokenizer, wanted.name, form, budget)
+            elif tools and tools.offered:
+                problem = f"{wanted.name} cannot be combined with tools, but a JSON schema can"
+                raise ApiError(400, problem, param=wanted.name)
+        elif budget is not None and self.family.messages and not self.is_inside:
+            name = "thinking_budget_tokens"
+            wanted, has_thought = self._grammar(tokenizer, name, "text", budget)
+        elif tools is not None and tools.is_strict:
+            wanted, has_thought = self._grammar(tokenizer, "tools", "text", budget)
+        if marks is None or has_thought:
             return wanted
         if budget is not None and wanted is None:
             wanted = Wanted("thinking_budget_tokens", Constraint.anything())
@@ -95,18 +108,39 @@ class Format:
             raise ApiError(400, str(error), param="thinking_budget_tokens") from None
         return wanted._replace(constraint=constraint)
 
-    def _calls(self, tokenizer: Tokenizer, tools: Tools) -> Constraint:
-        """Returns the constraint of answers that call a tool."""
+    def _grammar(
+        self,
+        tokenizer: Tokenizer,
+        name: str,
+        form: Constraint | Literal["text"] | None,
+        budget: int | None,
+    ) -> tuple[Wanted, bool]:
+        """Returns the constraint of answers that may call tools, and whether it has the thought.
+
+        name: parameter that asks for it. form: what answers may be instead: JSON of a schema, or
+        any text. budget: most tokens of a thought.
+        """
 
         def token_id(text: str) -> int | None:
             return next(iter(tokenizer.control_ids([text])), None)
 
-        offered = with_safe_schemas(tools.offered)
+        tools = self.tools or Tools([], [])
+        has_thought = self.family.messages and not self.is_inside
         try:
-            grammar = self.family.grammar(offered, parallel=tools.parallel, token_id=token_id)
-            return Constraint.grammar(grammar)
+            content: Any = form
+            if isinstance(form, Constraint):
+                content = json.loads(prepared(form.source))
+            offered = with_safe_schemas(tools)
+            grammar = self.family.grammar(
+                offered,
+                parallel=tools.parallel,
+                token_id=token_id,
+                content=content,
+                budget=budget if has_thought else None,
+            )
+            return Wanted(name, Constraint.grammar(grammar)), has_thought
         except ValueError as error:
-            raise ApiError(400, f"tool_choice: {error}", param="tool_choice") from None
+            raise ApiError(400, f"{name}: {error}", param=name) from None
 
 
 def assistant_of(answer: Message) -> dict[str, Any]:

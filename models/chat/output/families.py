@@ -88,16 +88,19 @@ class Family:
         parallel: bool,
         token_id: TokenId,
         content: Mapping[str, Any] | Literal["text"] | None = None,
+        budget: int | None = None,
     ) -> str:
-        """Returns a Lark grammar, in llguidance's dialect, of answers without a thought.
+        """Returns a Lark grammar, in llguidance's dialect, of answers behind their thought.
 
-        An answer calls a tool once, or once or more if `parallel`. Raw strings of tagged and
-        literal calls follow the enums of a schema, but not its patterns and lengths.
+        If answers are `messages`, it includes the thought. An answer calls a tool once, or once or
+        more if `parallel`. Raw strings of tagged and literal calls follow the enums of a schema,
+        but not its patterns and lengths.
 
         Args:
           token_id: returns the id of the control token that a text spells, or None.
           content: what an answer may be instead: JSON of a schema, or any text, which may also
             precede calls. None means that it must call a tool.
+          budget: most tokens of a thought that the grammar includes; None means no limit.
 
         Raises:
           ValueError: there are no calls to write, since the family has none or there are no tools,
@@ -109,7 +112,7 @@ class Family:
             raise ValueError(f"family {self.name!r}, {len(known)} tools: there is no call to write")
         rules = Rules(token_id)
         if self.messages:
-            return rules.text(messages_rule(known, rules, content))
+            return rules.text(messages_rule(known, rules, content, budget))
         answers = []
         if syntax is not None:
             answers.append(syntax.grammar(known, rules, parallel))

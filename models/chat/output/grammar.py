@@ -35,7 +35,14 @@ class Rules:
         """Defines a declared rule."""
         self._rules.append(f"{name}{attributes}: {expression}")
 
-    def add_text(self, stop: str = "", *, without: Sequence[str] = (), braces: bool = True) -> str:
+    def add_text(
+        self,
+        stop: str = "",
+        *,
+        without: Sequence[str] = (),
+        braces: bool = True,
+        most_tokens: int | None = None,
+    ) -> str:
         """Adds a rule of any text, which has no control tokens; returns its name.
 
         Args:
@@ -43,6 +50,7 @@ class Rules:
             text; "" for none.
           without: marks that the text must not contain.
           braces: whether the first character may be "{", also behind white space.
+          most_tokens: tokens before `stop`, which must be a control token; None means no limit.
         """
         self._count += 1
         number, wanted = self._count, ["/(?s:.*)/"]
@@ -59,6 +67,8 @@ class Rules:
             text = f"TEXT_{number}"
         if stop and not self.is_token(stop):
             return self.add("text", text, f"[suffix={quoted(stop)}]")
+        if most_tokens is not None:
+            text = self.add("text", text, f"[max_tokens={most_tokens}]")
         return self.add("text", f"{text} {self.mark(stop)}" if stop else text)
 
     def add_json(self, schema: Mapping[str, Any]) -> str:

@@ -66,27 +66,32 @@ HARMONY_SYNTAX = Syntax(HarmonyBody())
 
 
 def messages_rule(
-    tools: dict[str, Tool], rules: Rules, content: Mapping[str, Any] | Literal["text"] | None
+    tools: dict[str, Tool],
+    rules: Rules,
+    content: Mapping[str, Any] | Literal["text"] | None,
+    budget: int | None,
 ) -> str:
     """Returns a grammar expression of an answer; the arguments are as in `Family.grammar`.
 
-    A message behind a thought begins with its role; the prompt has that of the first one.
+    Each message but the first, whose role is in the prompt, begins with its role.
     """
     start = f"({rules.marks(('<|start|>', 'assistant'))})?"
 
     def message(channel: str, text: str) -> str:
         return f"{start} {rules.marks((_OPENING, channel, _MESSAGE))} {text}"
 
-    preamble = f"({message('commentary', rules.add_text('<|end|>', without=_MARKS))})?"
+    thought = rules.add_text("<|end|>", without=_MARKS, most_tokens=budget)
+    preamble = rules.add_text("<|end|>", without=_MARKS)
+    before = f"({message('analysis', thought)})?"
     answers = []
     if tools:
         call = f"{start} {HARMONY_SYNTAX.grammar(tools, rules, parallel=False)}"
-        answers.append(call if content is None else f"{preamble} {call}")
+        answers.append(call if content is None else f"({message('commentary', preamble)})? {call}")
     if isinstance(content, Mapping):
         answers.append(message("final", rules.add_json(content)))
     elif content is not None:
         answers.append(message("final", rules.add_text(without=_MARKS)))
-    return " | ".join(answers)
+    return f"{before} ({' | '.join(answers)})"
 
 
 class HarmonyReader:

@@ -224,6 +224,23 @@ def test_calls_or_json(name: str) -> None:
     assert accepts(alone, header + '{"n": 3}') and not accepts(alone, two)
 
 
+def test_thoughts_of_messages() -> None:
+    """They are part of the grammar, with a limit."""
+    thought = "<|channel|>analysis<|message|>abc<|end|>"
+    ids = {**{text: token_id(text) for text in CONTROLS}, "<|end|>": 256}
+    for budget, right in ((None, True), (3, True), (2, False)):
+        grammar = family("HARMONY").grammar(
+            TOOLS, parallel=True, token_id=ids.get, content="text", budget=budget
+        )
+        matcher = llguidance.LLMatcher(tokenizer(), grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        tokens: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, ids))})", f"{thought}<|start|>assistant"):
+            tokens += [ids[part]] if ids.get(part) else part.encode()
+        tokens += [ids["<|channel|>"], *b"final", ids["<|message|>"], *b"Hello"]
+        assert (matcher.consume_tokens(tokens) and matcher.is_accepting()) is right
+
+
 def test_text_in_a_frame() -> None:
     grammar = family("COMMAND_R7B").grammar(TOOLS, parallel=True, token_id=token_id, content="text")
     framed = "<|START_RESPONSE|>Hello<|END_RESPONSE|>"
