@@ -20,7 +20,6 @@ from ..chat.output import (
 from ..engine.answers import PieceReader, behind_thought
 from ..sampling import Constraint
 from ..sampling.json_schemas import prepared
-from ..tokenizer import Tokenizer
 from .constraints import Wanted
 from .errors import ApiError
 from .service import Service
@@ -79,22 +78,22 @@ class Format:
 
     def _wanted(self, service: Service, wanted: Wanted | None, budget: int | None) -> Wanted | None:
         tools = self.tools
-        tokenizer, marks = service.tokenizer(), self.family.thought
+        marks = self.family.thought
         has_thought = False
         if tools is not None and tools.required:
-            wanted, has_thought = self._grammar(tokenizer, "tool_choice", None, budget)
+            wanted, has_thought = self._grammar(service, "tool_choice", None, budget)
         elif wanted is not None and (self.family.messages or (tools and tools.offered)):
             if wanted.constraint.kind == "json_schema":
                 form = wanted.constraint
-                wanted, has_thought = self._grammar(tokenizer, wanted.name, form, budget)
+                wanted, has_thought = self._grammar(service, wanted.name, form, budget)
             elif tools and tools.offered:
                 problem = f"{wanted.name} cannot be combined with tools, but a JSON schema can"
                 raise ApiError(400, problem, param=wanted.name)
         elif budget is not None and self.family.messages and not self.is_inside:
             name = "thinking_budget_tokens"
-            wanted, has_thought = self._grammar(tokenizer, name, "text", budget)
+            wanted, has_thought = self._grammar(service, name, "text", budget)
         elif tools is not None and tools.is_strict:
-            wanted, has_thought = self._grammar(tokenizer, "tools", "text", budget)
+            wanted, has_thought = self._grammar(service, "tools", "text", budget)
         if marks is None or has_thought:
             return wanted
         if budget is not None and wanted is None:
@@ -110,7 +109,7 @@ class Format:
 
     def _grammar(
         self,
-        tokenizer: Tokenizer,
+        service: Service,
         name: str,
         form: Constraint | Literal["text"] | None,
         budget: int | None,
@@ -124,13 +123,15 @@ class Format:
         def token_id(text: str) -> int | None:
             return next(iter(tokenizer.control_ids([text])), None)
 
+        tokenizer, grammars = service.tokenizer(), service.ready().model.grammars
+        assert grammars is not None
         tools = self.tools or Tools([], [])
         has_thought = self.family.messages and not self.is_inside
         try:
             content: Any = form
             if isinstance(form, Constraint):
                 content = json.loads(prepared(form.source))
-            offered = with_safe_schemas(tools)
+            offered = with_safe_schemas(tools, grammars)
             grammar = self.family.grammar(
                 offered,
                 parallel=tools.parallel,
@@ -139,7 +140,7 @@ class Format:
                 budget=budget if has_thought else None,
             )
             return Wanted(name, Constraint.grammar(grammar)), has_thought
-        except ValueError as error:
+        except (ValueError, ImportError) as error:  # without llguidance
             raise ApiError(400, f"{name}: {error}", param=name) from None
 
 

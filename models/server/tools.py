@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..sampling import ConstraintError
+from ..sampling import Constraint, ConstraintError
+from ..sampling.grammars import Grammars
 from ..sampling.json_schemas import prepared_schema
 from .errors import ApiError
 
@@ -96,7 +97,7 @@ def _checked(tool: Any, name: str) -> dict[str, Any]:
     return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
-def with_safe_schemas(tools: Tools) -> list[dict[str, Any]]:
+def with_safe_schemas(tools: Tools, grammars: Grammars) -> list[dict[str, Any]]:
     """Returns the offered tools with schemas that can be enforced.
 
     A schema that cannot becomes one with the same properties, of any values. Raises ApiError if the
@@ -105,10 +106,13 @@ def with_safe_schemas(tools: Tools) -> list[dict[str, Any]]:
     found = []
     for tool in tools.offered:
         function = tool["function"]
+        is_enforced = tools.required or function.get("strict") is True
         try:
             parameters = prepared_schema(function["parameters"])
+            if not is_enforced:
+                grammars.matcher(Constraint.json_schema(parameters))
         except ConstraintError as error:
-            if tools.required or function.get("strict") is True:
+            if is_enforced:
                 raise ApiError(400, f"tool {function['name']}: {error}", param="tools") from None
             properties = function["parameters"].get("properties")
             names = properties if isinstance(properties, dict) else ()

@@ -52,7 +52,7 @@ def test_each_request_chooses() -> None:
 
 
 def test_drafts_that_do_not_pay_are_left_out() -> None:
-    """Such steps are planned before the last one's results, like those without drafts."""
+    """The engine decides at each step."""
     loaded = model("llama-gqa")
     with exactly(loaded, draft=LOOKUP) as engine:
         never(engine)
@@ -160,7 +160,7 @@ def test_adapters_with_drafts() -> None:
 @pytest.mark.slow("compiles deterministic programs")
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])
 def test_drafts_of_a_deterministic_engine_change_no_bit(name: str) -> None:
-    """With the default activations, int8."""
+    """Activations are int8, as by default."""
     loaded = model(name)
     prompts = [REPETITIVE, [5, 6, 7, 8], [9, 9, 10] * 9]
     sampling = models.Sampling(logprobs=2, **FIELDS)
