@@ -164,6 +164,8 @@ class Stepper:
       sizes: sizes of the state.
       buckets: numbers of rows that decode programs exist for, in ascending order.
       standard: sampling stages of the programs; requests that need more get programs of their own.
+      draft_costs: measured extra time of a pass with drafts, in passes without, by the number of
+        rows in ascending order.
     """
 
     def __init__(
@@ -201,7 +203,7 @@ class Stepper:
         self._adapters = 0 if adapters is None else adapters[0]
         all_weights = tuple(weights) if len(weights) > 1 else model.weights
         self.programs = CachedPrograms(model, all_weights, selection)
-        self._draft_costs: dict[int, float] = {}  # measured, by number of rows, ascending
+        self.draft_costs: dict[int, float] = {}
         self.draft = draft
         self._model, self._dtype = model, cache_dtype
         self.standard, self._skips = standard, skips
@@ -331,7 +333,7 @@ class Stepper:
         """Returns the extra time of a pass with drafts of these rows, in passes without."""
         assert self.draft is not None
         on_gpu = self._model.network.on_gpu
-        known = [cost for most, cost in self._draft_costs.items() if rows <= most]
+        known = [cost for most, cost in self.draft_costs.items() if rows <= most]
         return known[0] if known else cost_of(tokens_of(self.draft, on_gpu), on_gpu, rows)
 
     def _measure_drafts(self, buckets: Sequence[int]) -> None:
@@ -344,9 +346,9 @@ class Stepper:
             )
             self._compile([drafting])
             alone = self._seconds(plain)
-            self._draft_costs[rows] = max(self._seconds(drafting) - alone, 0.0) / alone
+            self.draft_costs[rows] = max(self._seconds(drafting) - alone, 0.0) / alone
             if not self.drafts_pay(rows):
-                self._draft_costs[self.sizes.slots] = math.inf  # still less with more rows
+                self.draft_costs[self.sizes.slots] = math.inf  # still less with more rows
                 break
         self.reset()
         self._with_state()

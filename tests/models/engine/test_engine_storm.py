@@ -91,7 +91,7 @@ def storm(
     options: dict[str, Any] = {"max_context": CONTEXT, "deterministic": deterministic}
     make = functools.partial(models.Engine, warm_up=False) if deterministic else exactly
     with make(loaded, max_rows=rows, pages=pages, draft=draft, **options) as engine:
-        engine._loop.stepper._draft_costs = {3: 0.01, rows: math.inf}
+        engine._loop.stepper.draft_costs = {3: 0.01, rows: math.inf}
 
         def run(i: int) -> None:
             draw = random.Random(seed + 1000 + i)

@@ -24,12 +24,12 @@ FIELDS: dict[str, Any] = {"max_new_tokens": 24, "ignore_end": True}
 
 def never(engine: models.Engine) -> None:
     """Makes drafts cost more than they can save."""
-    engine._loop.stepper._draft_costs = {2**31: math.inf}
+    engine._loop.stepper.draft_costs = {2**31: math.inf}
 
 
 def always(engine: models.Engine) -> None:
     """Makes drafts cost nearly nothing."""
-    engine._loop.stepper._draft_costs = {2**31: 0.01}
+    engine._loop.stepper.draft_costs = {2**31: 0.01}
 
 
 def drafted(output: models.Output) -> int:
@@ -110,7 +110,7 @@ def test_everything_is_compiled_before_the_first_request() -> None:
     with exactly(demo, **options) as engine:
         want = [engine.generate(prompts, **FIELDS | way) for way in ways]
     with exactly(demo, draft="lookup", **options) as engine:
-        costs = engine._loop.stepper._draft_costs
+        costs = engine._loop.stepper.draft_costs
         assert list(costs) == [1, 2] and all(cost >= 0 for cost in costs.values())
         for count in (2, 1):
             for way, expected in zip(ways, want, strict=True):
