@@ -90,7 +90,8 @@ def _generate(options: argparse.Namespace, notes: Console) -> None:
             outputs = [_streamed(model, prompts[0], texts[0], samplings[0], settings, notes)]
         else:
             outputs = _batch(model, prompts, samplings, settings, notes)
-            _write(options, model, texts, outputs, samplings, clock)
+            rows = list(zip(texts, prompts, outputs, samplings, strict=True))
+            _write(options, model, rows, clock)
     seed = None if sampling.greedy else sampling.seed
     notes.print(f"[dim]{timings_line(outputs[0].timings, clock, seed)}[/]", soft_wrap=True)
 
@@ -174,14 +175,15 @@ def _write_pieces(pieces: Iterable[Piece], *, as_ids: bool) -> Output:
 def _write(
     options: argparse.Namespace,
     model: Model,
-    texts: list[str | list[int]],
-    outputs: list[Output],
-    samplings: list[Sampling],
+    rows: list[tuple[str | list[int], list[int], Output, Sampling]],
     clock: Clock,
 ) -> None:
-    """Writes all outputs as JSON, or as texts separated by lines of ---."""
+    """Writes all outputs as JSON, or as texts separated by lines of ---.
+
+    rows: text, ids, output and sampling parameters of each prompt.
+    """
+    outputs = [output for _, _, output, _ in rows]
     if options.json or options.jsonl:
-        rows = zip(texts, outputs, samplings, strict=True)
         found = [described(model, i, *row) for i, row in enumerate(rows)]
         if options.jsonl:
             lines = [json.dumps(one, ensure_ascii=False) for one in found]
