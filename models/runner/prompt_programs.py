@@ -87,6 +87,8 @@ class ScoreTokens(_OfVectors):
             likeliest, ids = shifted[:, :0], jnp.zeros((len(at), 0), jnp.int32)
             if self.top:
                 likeliest, ids = jq.top_k(shifted, self._top)
+                if (placement := self.network.placement) is not None:
+                    ids = placement.replicate(ids)  # their type lacks the mesh
             return TokenScores(Logprobs((chosen - norm)[:, 0], ids, likeliest - norm), ranks)
 
         return _in_chunks(self.network, scores, tokens.T, count)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from support.helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.engine.prompt_results import normalized
 
-from ..golden_files import FEATURED, NAMES, model
+from ..golden_files import FEATURED, NAMES, model, path
 from .engine_runs import (
     Gate,
     alone,
@@ -187,6 +190,29 @@ def test_embeddings_are_those_of_embed(name: str) -> None:
         assert [answer.result().tokens for answer in answers] == tokens
         engine.check()
         wait_until(lambda: is_idle(engine))
+
+
+@pytest.mark.slow("compiles programs for several devices")
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("shape", [(1, 2), (2, 2)], ids=["1x2", "2x2"])
+def test_several_devices(shape: tuple[int, int], kind: AxisType) -> None:
+    """Covers rows and vocabularies that are split."""
+    loaded = model("llama-gqa")
+    prompts = prompts_of(loaded)
+    devices = jax.devices()[: shape[0] * shape[1]]
+    mesh = jax.make_mesh(shape, ("data", "model"), (kind, kind), devices=devices)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names replicated tensors
+        several = models.load(path("llama-gqa"), mesh=mesh)
+    with jq.implementation(activations="f32"):
+        want = models.embed(loaded, prompts)
+        np.testing.assert_allclose(models.embed(several, prompts), want, atol=1e-4)
+    options: Any = {"few_programs": True, "max_rows": 2 * shape[0], "pages": FEW_PAGES * shape[0]}
+    with exactly(several, **options) as engine:
+        outputs = engine.generate(prompts, max_new_tokens=3, prompt_logprobs=2)
+        np.testing.assert_allclose(engine.embed(prompts), want, atol=1e-4)
+    for ids, output in zip(prompts, outputs, strict=True):
+        check_entries(ids, output.prompt_logprobs, log_p_of(loaded, ids), 2)
 
 
 def test_one_embedding() -> None:
