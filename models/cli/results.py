@@ -11,9 +11,17 @@ if TYPE_CHECKING:
 
 
 def described(
-    model: Model, index: int, prompt: str | list[int], output: Output, sampling: Sampling
+    model: Model,
+    index: int,
+    prompt: str | list[int],
+    ids: list[int],
+    output: Output,
+    sampling: Sampling,
 ) -> dict[str, Any]:
-    """Returns the output of prompt number `index`, from 0, as a JSON object."""
+    """Returns the output of prompt number `index`, from 0, as a JSON object.
+
+    ids: the prompt's token ids.
+    """
     found: dict[str, Any] = {
         "index": index,
         "prompt": prompt,
@@ -23,9 +31,14 @@ def described(
         "finish_reason": output.finish_reason,
         "seed": None if sampling.greedy else (sampling.seed + index) % 2**32,
     }
+    if output.prompt_logprobs is not None:
+        pairs = zip(ids, output.prompt_logprobs, strict=True)
+        found["prompt_logprobs"] = [
+            None if one is None else _of_token(model, token, one) for token, one in pairs
+        ]
     if output.logprobs is not None:
-        pairs = zip(output.tokens, output.logprobs, strict=True)
-        found["logprobs"] = [_of_token(model, token, one) for token, one in pairs]
+        new = zip(output.tokens, output.logprobs, strict=True)
+        found["logprobs"] = [_of_token(model, token, one) for token, one in new]
     return found
 
 

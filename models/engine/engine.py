@@ -21,10 +21,18 @@ from ..runner.adapters import Adapter
 from ..runner.model import Model
 from ..sampling import Sampling
 from .adapters import MOST_ADAPTERS, MOST_RANK, Adapters, adapters_of, check_room
-from .arguments import check_request, draft_of, prompt_rows, samplings_of
+from .arguments import (
+    check_request,
+    draft_of,
+    embedding_rows,
+    embedding_settings,
+    prompt_rows,
+    samplings_of,
+)
 from .loop import EngineLoop
 from .outputs import Output
 from .pools import Pools
+from .prompt_results import PROMPT_ALONE, PooledVector, TokenVectors, vectors_of
 from .request import ContextShift, Hooks, Request
 from .scheduler import Scheduler
 from .sizing import engine_limits, engine_sizes, expected_step_seconds, is_recurrent
@@ -241,6 +249,48 @@ class Engine:
         self._add([request])
         return request
 
+    def submit_embedding(
+        self,
+        text: Any,
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        priority: int = 0,
+    ) -> Request:
+        """Adds a request for the embedding of a text, or of token ids, and returns at once.
+
+        The `embedding` of its output is that of `models.embed`, whose arguments these are. It runs
+        in the steps of all requests, and its pages are free when it ends.
+
+        Raises:
+          ValueError, TypeError: as `models.embed` does, and for a text beyond `max_context` or the
+            pages. EngineClosedError: the engine is closed or has failed.
+        """
+        self._check_open()
+        requests, single = self._embeddings(text, pooling, normalize)
+        if not single:
+            raise TypeError("text is a list of texts; submit one, or call embed")
+        (request,) = requests
+        request.priority = operator.index(priority)
+        self._add([request])
+        return request
+
+    def embed(
+        self, texts: Any, *, pooling: str | None = None, normalize: bool | None = None
+    ) -> Any:
+        """Computes embeddings of one text, or of each of a list of texts, like `models.embed`.
+
+        Returns an array (rows, hidden_size), or (hidden_size,) for a single text; with
+        pooling="none" a list of arrays (tokens, hidden_size), or one of them.
+        """
+        self._check_open()
+        requests, single = self._embeddings(texts, pooling, normalize)
+        vectors = [output.embedding for output in self._results(requests)]
+        if single:
+            return vectors[0]
+        is_one_each = all(vector is not None and vector.ndim == 1 for vector in vectors)
+        return np.stack(vectors) if is_one_each else vectors  # type: ignore[arg-type]
+
     def generate(
         self,
         prompts: Any,
@@ -264,13 +314,7 @@ class Engine:
         requests = [self._request(ids, one, shift) for ids, one in pairs]
         for request, name in zip(requests, adapters, strict=True):
             request.adapter = name
-        self._add(requests)
-        outputs: list[Output] = []
-        try:
-            outputs += [request.result() for request in requests]
-        finally:
-            for request in requests:
-                request.cancel()
+        outputs = self._results(requests)
         return outputs[0] if single else outputs
 
     def load_adapter(self, name: str, adapter: Adapter, *, scale: float = 1.0) -> None:
@@ -369,8 +413,34 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, ids: np.ndarray, sampling: Sampling, shift: ContextShift | None) -> Request:
-        """Returns a request whose arguments fit the engine."""
+    def _results(self, requests: list[Request]) -> list[Output]:
+        """Adds requests and waits for all of them."""
+        self._add(requests)
+        try:
+            return [request.result() for request in requests]
+        finally:
+            for request in requests:
+                request.cancel()
+
+    def _embeddings(
+        self, texts: Any, pooling: str | None, normalize: bool | None
+    ) -> tuple[list[Request], bool]:
+        """Returns a request for each text, and whether `texts` is a single one."""
+        pooling, normalize = embedding_settings(self.model, pooling, normalize)
+        rows, single = embedding_rows(self.model, texts, self._sizes.context)
+        return [
+            self._request(ids, PROMPT_ALONE, None, vectors_of(len(ids), pooling, normalize))
+            for ids in rows
+        ], single
+
+    def _request(
+        self,
+        ids: np.ndarray,
+        sampling: Sampling,
+        shift: ContextShift | None,
+        vectors: TokenVectors | PooledVector | None = None,
+    ) -> Request:
+        """Returns a request whose arguments fit the engine; vectors: an embedding."""
         context = self._sizes.context
         check_request(self.model, ids, sampling, shift, context)
         length = min(len(ids) + sampling.max_new_tokens, context)
@@ -380,7 +450,7 @@ class Engine:
                 f"more than the engine's {self.stats().pages} pages of {PAGE_SIZE} tokens"
             )
         hooks = Hooks(self._cancel, self._wait, self._loop.now)
-        return Request(self.model, ids.tolist(), sampling, shift, hooks)
+        return Request(self.model, ids.tolist(), sampling, shift, hooks, vectors)
 
     def _add(self, requests: list[Request]) -> None:
         with self._wake:

@@ -15,7 +15,7 @@ class Piece:
     Attributes:
       epoch: the sequence's epoch, by which late results are recognized.
       first, count: position of the first token, and number of tokens.
-      samples: whether the piece ends the prompt, so that its last token predicts a new one.
+      samples: whether the piece ends the prompt, and its last token predicts a new one.
       tables: page ids of all logical pages, for each kind of layers.
     """
 

@@ -294,7 +294,9 @@ class Scheduler:
         """Returns which part of the prompt to take from the prefix cache."""
         if not self.limits.reuses:
             return Hit()
-        hit = pools.hit(sequence)
+        hit = pools.hit(sequence)  # also makes its keys
+        if not sequence.can_reuse:
+            return Hit()
         rest = sequence.prefill_end - hit.length
         if self.limits.fit is not None and rest > FRESH and hit.length < rest:
             return Hit()
@@ -314,6 +316,8 @@ class Scheduler:
 
     def _is_being_computed(self, sequence: Sequence, hit: Hit) -> bool:
         """Returns whether a running prompt will store pages that this one could reuse."""
+        if not sequence.can_reuse:
+            return False
         last = (sequence.prefill_end - 1) // PAGE_SIZE if self.limits.reuses else 0
         for other in self.running.values():
             if not other.is_prefilling or other.salt != sequence.salt:
@@ -444,7 +448,7 @@ class Scheduler:
         sequence.passed = 0
         if self.limits.reuses:
             pools.register(sequence, last)
-        samples = last == sequence.prefill_end
+        samples = last == sequence.prefill_end < sequence.limit
         return Piece(sequence, sequence.epoch, sequence.slot, first, count, samples, tables)
 
     def _save(self, sequence: Sequence) -> list[tuple[int, int]]:

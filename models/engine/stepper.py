@@ -44,6 +44,8 @@ from ..sampling.penalties import TokenHistory, processed
 from ..sampling.stages import SamplingArrays, SamplingStages
 from .outputs import TokenLogprobs
 from .plan import Piece, Plan, Row
+from .prompt_results import Started
+from .prompt_results import start as start_results
 from .request import Request
 from .sequence import NO_PAGE
 from .stages import joined, way_of
@@ -72,6 +74,7 @@ class Ticket:
       started: time of dispatch, `time.perf_counter()`.
       speculates: whether the rows have drafts.
       unsampled: rows whose tokens `Stepper.sample` samples; None if there are none.
+      prompt_results: programs that compute what requests want of the pieces' tokens.
     """
 
     entries: list[tuple[Piece | Row, int, int]]
@@ -80,6 +83,7 @@ class Ticket:
     started: float
     speculates: bool = False
     unsampled: Unsampled | None = None
+    prompt_results: list[Started] = dataclasses.field(default_factory=list)
 
     @property
     def owners(self) -> list[Request]:
@@ -96,18 +100,20 @@ class Ticket:
         with jax.transfer_guard_device_to_host("allow"):
             sampled = self.sampled[index]
             tokens = np.asarray(sampled.tokens)
+            of_prompts: dict[int, Any] = {}
+            for started in () if index else self.prompt_results:
+                of_prompts |= started.values()
             for entry, row, program in self.entries:
                 if program != index:
                     continue
                 new = tokens[row].tolist()
                 new = new[: new.index(-1)] if -1 in new else new
-                counts = sampled.drafted, sampled.accepted
-                yield Result(
-                    entry,
-                    new,
-                    _logprobs(sampled, row, len(new), entry.sequence.owner.top),
-                    *(0 if x is None else int(np.asarray(x)[row]) for x in counts),
+                drafted, accepted = (
+                    0 if counts is None else int(np.asarray(counts)[row])
+                    for counts in (sampled.drafted, sampled.accepted)
                 )
+                logprobs = _logprobs(sampled, row, len(new), entry.sequence.owner.top)
+                yield Result(entry, new, logprobs, drafted, accepted, of_prompts.get(row))
 
 
 class Unsampled(NamedTuple):
@@ -134,6 +140,7 @@ class Result(NamedTuple):
       tokens: new tokens; the last may be an end token.
       logprobs: their log-probabilities; None unless requested.
       drafted, accepted: number of draft tokens, and of those that were right.
+      of_prompt: results of a piece for `PromptResults.put`; None without any.
     """
 
     entry: Piece | Row
@@ -141,6 +148,7 @@ class Result(NamedTuple):
     logprobs: list[TokenLogprobs] | None
     drafted: int
     accepted: int
+    of_prompt: Any = None
 
 
 def _logprobs(
@@ -221,11 +229,14 @@ class Stepper:
         entries: list[tuple[Piece | Row, int, int]] = []
         sampled: list[Sampled] = []
         unsampled = None
+        prompt_results: list[Started] = []
         with self.programs.context():
             self._copy(plan.restores, saves=False)
             if plan.pieces:
                 at = self._places(plan)
-                sampled.append(self._prefill(plan, at))
+                found = self._prefill(plan, at)
+                prompt_results = self._start_results(plan.pieces, at, found.vectors)
+                sampled.append(dataclasses.replace(found, vectors=None))  # frees them
                 entries += [(piece, row, 0) for piece, row in zip(plan.pieces, at, strict=True)]
             self._copy(plan.saves, saves=True)
             if plan.rows:
@@ -241,7 +252,9 @@ class Stepper:
             self._copy(plan.late_saves, saves=True)
         self._fetch(sampled)
         started = time.perf_counter()
-        return Ticket(entries, sampled, plan.steps, started, plan.speculates, unsampled)
+        return Ticket(
+            entries, sampled, plan.steps, started, plan.speculates, unsampled, prompt_results
+        )
 
     def sample(self, ticket: Ticket) -> None:
         """Samples the tokens of a step's constrained rows, when those before them are known."""
@@ -487,6 +500,17 @@ class Stepper:
             self._fill_history(piece)
         return self._call(program, np.int32(way), step, mask, with_state=True)
 
+    def _start_results(self, pieces: list[Piece], at: list[int], vectors: Any) -> list[Started]:
+        """Starts what requests want of the pieces' tokens; vectors: their hidden states."""
+        rows, time, _ = vectors.shape
+
+        def call(kind: Any, *arguments: Any, **fields: Any) -> Any:
+            program = self._program(kind, rows=rows, time=time, **fields)
+            arguments = vectors, *arguments
+            return self._compiled(program, *arguments)(self.programs.weights, *arguments)
+
+        return start_results(list(zip(at, pieces, strict=True)), (rows, time), call)
+
     def _decode(self, rows: list[Row], count: int, at: list[int], speculates: bool) -> Sampled:
         stages, way = self._stages(rows)
         options: Any = {"stages": stages, "speculates": speculates}
@@ -547,7 +571,7 @@ class Stepper:
         sequence = entry.sequence
         if isinstance(entry, Piece):
             last = entry.first + entry.count
-            following = 0 if entry.samples else sequence.tokens[last]
+            following = sequence.tokens[last] if last < sequence.prefill_end else 0
             step = sequence.step_of(last)
             return RowFields(
                 entry.slot,

@@ -53,12 +53,14 @@ class Sampled:
       logprobs: their log-probabilities; None unless the program computes them.
       drafted, accepted: int32 (rows,), draft tokens that were verified, and those of them that were
         right; None without speculative decoding.
+      vectors: float32 (rows, time, hidden_size), inputs of the final norm, of PrefillPieces alone.
     """
 
     tokens: jax.Array
     logprobs: Logprobs | None
     drafted: jax.Array | None = None
     accepted: jax.Array | None = None
+    vectors: jax.Array | None = None
 
 
 class RowFields(NamedTuple):
@@ -140,9 +142,6 @@ class _EngineProgram(Program):
 
     def _parameters(self, packed: jax.Array) -> SamplingArrays:
         return unpack(packed, self.stages, self.network.config.vocab_size)
-
-    def _main_weights(self, weights: Weights) -> Weights:
-        return weights[0] if self.adapters else super()._main_weights(weights)
 
     def _adapted(self, weights: Weights, fields: RowFields) -> Decoder:
         """Returns the decoder with the adapters of the rows."""
@@ -263,9 +262,9 @@ class _EngineProgram(Program):
 class PrefillPieces(_EngineProgram):
     """Prefills pieces of prompts, and samples a token for those that end a prompt.
 
-    (weights, state, way, step, mask) -> state, Sampled (rows, 1). `step` is int32 (rows, columns):
-    the RowFields, `time` tokens, `width` page ids for each kind of layers, and sampling parameters.
-    `mask` is that of `_sample`.
+    (weights, state, way, step, mask) -> state, Sampled (rows, 1), with the hidden states that
+    `prompt_programs` take. `step` is int32 (rows, columns): the RowFields, `time` tokens, `width`
+    page ids for each kind of layers, and sampling parameters. `mask` is that of `_sample`.
 
     Attributes:
       time: maximum tokens of a piece.
@@ -334,11 +333,17 @@ class PrefillPieces(_EngineProgram):
             past=past.with_token(new, token, lengths),
         )
         sampled = Sampled(jnp.where(samples, token, -1), logprobs)
-        return state, jax.tree.map(lambda x: x[:, None], sampled)
+        sampled = jax.tree.map(lambda x: x[:, None], sampled)
+        return state, dataclasses.replace(sampled, vectors=vectors.astype(jnp.float32))
 
     def results(self, arguments: tuple[Any, ...]) -> tuple[EngineState, Sampled]:
         """Returns shapes and dtypes of the results."""
         return shapes_of(arguments[1]), self._sampled_shapes(1)
+
+    def _sampled_shapes(self, steps: int) -> Sampled:
+        shape = self.rows, self.time, self.network.config.hidden_size
+        vectors: Any = jax.ShapeDtypeStruct(shape, jnp.float32)
+        return dataclasses.replace(super()._sampled_shapes(steps), vectors=vectors)
 
     def _prefill_drafts(
         self,

@@ -9,6 +9,7 @@ import msgspec
 
 from ..engine.stages import BIASES, STOPS
 from ..sampling import Constraint, Sampling
+from ..sampling.params import MAX_PROMPT_LOGPROBS
 from .constraints import (
     ResponseFormat,
     Schema,
@@ -129,6 +130,12 @@ def check_number(name: str, value: int | None, least: int, most: int | None = No
         raise ApiError(400, f"{name} must be {bounds}", param=name)
 
 
+def check_prompt_logprobs(count: int | None, stream: bool | None) -> None:
+    """Raises ApiError for a wrong `prompt_logprobs`; as in vLLM, streams do not have them."""
+    check_number("prompt_logprobs", count, 0, MAX_PROMPT_LOGPROBS)
+    refuse("prompt_logprobs with stream", count is not None and bool(stream))
+
+
 def refuse(name: str, changes: bool) -> None:
     """Raises ApiError for a parameter that would change the result, and is not supported."""
     if changes:
@@ -151,6 +158,7 @@ def samplings_of(
     *,
     max_new_tokens: int,
     logprobs: int | None,
+    prompt_logprobs: int | None,
     stops: tuple[str, ...],
     constraint: Constraint | None,
     spelled: tuple[str, ...],
@@ -169,6 +177,7 @@ def samplings_of(
     if fields.get("top_k") == -1:
         fields["top_k"] = 0
     fields |= {"max_new_tokens": max_new_tokens, "logprobs": logprobs}
+    fields["prompt_logprobs"] = prompt_logprobs
     fields |= {"stop": (*_stops(parameters), *stops), "ignore_end": bool(parameters.ignore_eos)}
     fields |= {"penalize_new_only": True, "min_new_tokens": parameters.min_tokens or 0}
     fields |= {"constraint": constraint, "spelled_tokens": spelled}

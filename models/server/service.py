@@ -38,7 +38,6 @@ class Service:
       format: form of the answers to the model's chat template.
       most_bytes: bytes of a text that may fit into the context.
       metrics: counts and times of requests.
-      embedding: held while embeddings are computed, beside the engine's steps.
       rendering: threads that render chat templates; slow ones hold up nothing else.
       compiling: threads that compile constraints.
       loading: held while a LoRA adapter is loaded.
@@ -48,7 +47,7 @@ class Service:
     def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
         self.settings, self.created = settings, int(time.time())
         self.is_draining = False
-        self.embedding, self.loading = asyncio.Lock(), asyncio.Lock()
+        self.loading = asyncio.Lock()
         self.rendering = ThreadPoolExecutor(_RENDERING, "jax-q4k-template")
         self.compiling = ThreadPoolExecutor(_COMPILING, "jax-q4k-grammar")
         self.probe: asyncio.Future[None] | None = None

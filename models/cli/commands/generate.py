@@ -106,7 +106,8 @@ def _generate(options: argparse.Namespace, notes: Console) -> None:
         else:
             outputs = _batch(model, prompts, samplings, settings, notes)
             outputs = [_split(*pair) for pair in zip(outputs, answers, strict=True)]
-            _write(options, model, texts, outputs, samplings, clock, notes)
+            rows = list(zip(texts, prompts, outputs, samplings, strict=True))
+            _write(options, model, rows, clock, notes)
     seed = None if sampling.greedy else sampling.seed
     notes.print(f"[dim]{timings_line(outputs[0].timings, clock, seed)}[/]", soft_wrap=True)
 
@@ -215,15 +216,16 @@ def _write_pieces(pieces: Iterator[Piece], *, as_ids: bool) -> Output:
 def _write(
     options: argparse.Namespace,
     model: Model,
-    texts: list[str | list[int]],
-    outputs: list[Output],
-    samplings: list[Sampling],
+    rows: list[tuple[str | list[int], list[int], Output, Sampling]],
     clock: Clock,
     notes: Console,
 ) -> None:
-    """Writes all outputs as JSON, or as texts separated by lines of ---; thoughts to `notes`."""
+    """Writes all outputs as JSON, or as texts separated by lines of ---; thoughts to `notes`.
+
+    rows: text, ids, output and sampling parameters of each prompt.
+    """
+    outputs = [output for _, _, output, _ in rows]
     if options.json or options.jsonl:
-        rows = zip(texts, outputs, samplings, strict=True)
         found = [described(model, i, *row) for i, row in enumerate(rows)]
         if options.jsonl:
             lines = [json.dumps(one, ensure_ascii=False) for one in found]

@@ -87,6 +87,7 @@ def test_several_prompts(run: Any) -> None:
 
 def test_json(run: Any) -> None:
     options = ("-n", "4", "--temperature", "1", "--seed", "9", "--logprobs", "2")
+    options += ("--prompt-logprobs", "1")
     given = ("-p", "The sea", "-p", "My dear", *options)
     code, out, _ = run("generate", TEXT_MODEL, *given, "--json")
     whole = json.loads(out)
@@ -105,6 +106,10 @@ def test_json(run: Any) -> None:
         assert [one["token"] for one in found["logprobs"]] == out.tokens
         assert "".join(one["text"] for one in found["logprobs"]) == out.text
         assert [len(one["top"]) for one in found["logprobs"]] == [2] * 4
+        first, *others = found["prompt_logprobs"]
+        ids = loaded.tokenizer.encode(("The sea", "My dear")[i])
+        assert first is None and [one["token"] for one in others] == ids[1:]
+        assert [len(one["top"]) for one in others] == [1] * len(others)
     timings = whole["timings"]
     assert timings["new_tokens"] == 8 and timings["prompt_tokens"] > 2
     seconds = {name for name in timings if name.endswith("_seconds")}
