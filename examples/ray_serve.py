@@ -251,6 +251,7 @@ def application(options: argparse.Namespace, settings: Settings) -> serve.Applic
         ray_actor_options={"num_gpus": options.devices} if on_gpu else {"num_cpus": options.cpus},
         max_ongoing_requests=options.rows + settings.queue + OTHERS,
         max_queued_requests=WAITING,
+        max_surge_percent=1 if options.surge else 0,  # rounded up to a replica
         health_check_period_s=5,
         health_check_timeout_s=30,
         request_router_config=RequestRouterConfig(
@@ -265,7 +266,7 @@ def application(options: argparse.Namespace, settings: Settings) -> serve.Applic
         **ends,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=4096,
-        max_surge_percent=100,  # a new front starts before an old one ends
+        max_surge_percent=1,  # a new front starts before an old one ends
     )
     return fronts.bind(replicas.bind(options, settings))
 
@@ -288,30 +289,38 @@ def main() -> int:
         small = {"include_dashboard": False, "object_store_memory": 256 << 20}
         own = {**small, "_node_ip_address": "127.0.0.1"}
     ray.init(options.address, log_to_driver=options.verbose, **own)
-    restart = threading.Event()
+    code = run(options, settings)
+    ray.shutdown()
+    return code
+
+
+def run(options: argparse.Namespace, settings: Settings) -> int:
+    """Serves until a signal; returns the exit code."""
+    restart, code = threading.Event(), 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGHUP, lambda *_: restart.set())
     try:
         serve.start(http_options={"host": options.host, "port": options.port})
         serve.run(application(options, settings), name=APPLICATION)
         while True:
-            print(f"{name} at http://{options.host}:{options.port}", flush=True)
+            print(f"{settings.name} at http://{options.host}:{options.port}", flush=True)
             restart.wait()
             restart.clear()
             try:
                 serve.run(application(options, settings), name=APPLICATION)
-            except RuntimeError as error:  # replicas that have not been replaced serve on
+            except RuntimeError as error:  # the replicas that are left serve on
                 print(f"restart: {error}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print("ends when the running requests are answered", file=sys.stderr, flush=True)
-        end()
-        return 0
+        try:
+            end()
+        except KeyboardInterrupt:
+            return 130
     except RuntimeError as error:
         print(error, file=sys.stderr)
-        return 1
-    finally:
-        serve.shutdown()
-        ray.shutdown()
+        code = 1
+    serve.shutdown()
+    return code
 
 
 def parser() -> argparse.ArgumentParser:
@@ -323,6 +332,11 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--devices", type=int, default=1, metavar="N", help="GPUs of a replica")
     found.add_argument("--cpus", type=int, default=1, metavar="N", help="of a replica without GPU")
     found.add_argument("--fronts", type=int, default=1, metavar="N", help="processes before them")
+    found.add_argument(
+        "--surge",
+        action="store_true",
+        help="at a restart, start a new replica before an old one ends: needs a GPU to spare",
+    )
     found.add_argument("--rows", type=int, default=16, metavar="N", help="run in a replica; 16")
     found.add_argument("--pages", type=int, metavar="N", help="pages of 16 tokens of a replica")
     found.add_argument("--context", type=int, metavar="N", help="most tokens of a request")

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from support.model_sizes import Tensor, packed_tensors
-from support.statements import Statements, table
+from support.statements import ROOT, Statements, table
 
 import jax_q4k as jq
 from jax_q4k.models.config import Config
@@ -142,6 +142,18 @@ def pages_of_an_engine():
             limits = engine_limits(model, 64, deterministic=False)
             (found,) = engine_sizes(model, limits, None, None, np.dtype("float32")).pages
         assert 0.97 <= found / pages(config, 80e9, "float32") <= 1
+
+
+@says(
+    PAGE,
+    "256 requests wait in each front",
+    "for `--drain` seconds at most, which is longer than `--timeout`",
+)
+def limits_of_the_example():
+    source = (ROOT / "examples" / "ray_serve.py").read_text()  # Ray need not be installed
+    (waiting,) = re.findall(r"^WAITING = (\d+)$", source, re.MULTILINE)
+    defaults = dict(re.findall(r'"--(timeout|drain)",\s+type=float,\s+default=(\d+)', source))
+    assert waiting == "256" and float(defaults["drain"]) > float(defaults["timeout"])
 
 
 @pytest.mark.parametrize("statement", statements.parameters())

@@ -1,4 +1,4 @@
-"""Files of examples/serving/ and docs/serving.md: metrics, options and settings that exist."""
+"""Files of examples/serving/ and their pages: metrics, options and settings that exist."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from jax_q4k.models.server.settings import Settings
 
 FOLDER = ROOT / "examples" / "serving"
 SERVING = (ROOT / "docs" / "serving.md").read_text()
+SCALE = (ROOT / "docs" / "scale.md").read_text()
 DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text())
 
 
@@ -143,6 +144,7 @@ def test_the_pods_start_the_server_and_end_after_it():
     options = parser().parse_args([*json.loads(words)[2:], *container["args"]])
     waits = int(container["lifecycle"]["preStop"]["exec"]["command"][-1])
     assert options.drain > options.timeout  # no request is lost
+    assert f"Before SIGTERM the pod waits {waits} s" in SCALE
     assert pod["terminationGracePeriodSeconds"] > waits + options.drain + _GRACE
     (user,) = re.findall(r"^USER (\d+)$", text("Containerfile"), re.MULTILINE)
     assert pod["securityContext"]["runAsUser"] == int(user)
@@ -162,6 +164,9 @@ def test_the_pods_start_the_server_and_end_after_it():
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         probe = container[name]["httpGet"]
         assert probe["path"] in routes & set(_OPEN_PATHS) and probe["port"] == port["name"]
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 600
+    assert "The startup probe allows ten minutes" in SCALE
     labels = deployment["template"]["metadata"]["labels"]
     budget = found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]
     assert labels == service["selector"] == deployment["selector"]["matchLabels"] == budget

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow("starts Ray and two replicas, and replaces them")
 
 REPLICAS, ROWS, STREAMS = 2, 16, 20
 ANSWERS, LENGTH = 4, 480  # of each stream: some seconds of work in all
-START = 240  # seconds
+START, KEY = 240, "a-key"  # seconds
 
 
 class Fleet(NamedTuple):
@@ -109,7 +109,6 @@ def stream(fleet: Fleet, prompt: str) -> Streamed:
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
     port = free_port()
-    options = ["--replicas", REPLICAS, "--rows", ROWS, "--cpus", 0, "--port", port]
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -117,7 +116,10 @@ def fleet() -> Iterator[Fleet]:
         "JAX_PLATFORMS": "cpu",
     }
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
+        log, keys = Path(folder) / "log", Path(folder) / "keys"
+        keys.write_text(f"{KEY}\n")
+        options = ["--replicas", REPLICAS, "--rows", ROWS, "--cpus", 0, "--port", port]
+        options += ["--api-key-file", keys]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, EXAMPLES / "ray_serve.py", "demo", *map(str, options)],
@@ -126,9 +128,9 @@ def fleet() -> Iterator[Fleet]:
                 stderr=output,
                 start_new_session=True,
             )
-        address = f"http://127.0.0.1:{port}"
+        address, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {KEY}"}
         try:
-            with httpx.Client(base_url=address, timeout=120) as client:
+            with httpx.Client(base_url=address, headers=headers, timeout=120) as client:
                 found = Fleet(process, client, log)
                 found.wait_for(1)
                 yield found
@@ -150,6 +152,13 @@ def test_every_route_answers(fleet):
     headers, large = {"content-type": "application/json"}, iter([b" " * (9 << 20)])
     response = fleet.client.post("/v1/completions", content=large, headers=headers)
     assert response.status_code == 413
+
+
+def test_no_route_but_health_works_without_a_key(fleet):
+    for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/metrics")):
+        response = httpx.request(method, fleet.client.base_url.join(path), timeout=60)
+        assert (response.status_code, "jax_q4k:" in response.text) == (401, False), path
+    assert httpx.get(fleet.client.base_url.join("/health"), timeout=60).status_code == 200
 
 
 def test_streams_come_piece_by_piece(fleet):
@@ -202,14 +211,16 @@ def test_a_restart_loses_no_request(fleet):
 
     with concurrent.futures.ThreadPoolExecutor(STREAMS + 1) as pool:
         asking = pool.submit(ask)
-        streams = [pool.submit(stream, fleet, f"{i} men") for i in range(STREAMS)]
-        while fleet.requests() < ANSWERS * (STREAMS - 2):
-            time.sleep(0.02)
-        fleet.process.send_signal(signal.SIGHUP)
-        began = time.monotonic()
-        found = [one.result() for one in streams]
-        fleet.wait_for(2)
-        ends.set()
+        try:
+            streams = [pool.submit(stream, fleet, f"{i} men") for i in range(STREAMS)]
+            while fleet.requests() < ANSWERS * (STREAMS - 2):
+                time.sleep(0.02)
+            fleet.process.send_signal(signal.SIGHUP)
+            began = time.monotonic()
+            found = [one.result() for one in streams]
+            fleet.wait_for(2)
+        finally:
+            ends.set()
         asking.result()
     assert {one.replica for one in found} <= old
     assert any(one.last > began + 0.5 for one in found)
