@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import httpx
@@ -200,6 +203,27 @@ def test_a_client_that_leaves_frees_its_work(fleet):
     assert fleet.requests() == 0 and cancelled() == before + 16
 
 
+def test_a_replica_that_dies_is_replaced(fleet):
+    old = set(fleet.metric("num_requests_running"))
+    title = b"ray::ServeReplica:jax-q4k:Replica"
+    mine = [pid for pid, command in descendants(fleet.process.pid) if command.startswith(title)]
+    assert len(mine) == REPLICAS
+    os.kill(mine[0], signal.SIGKILL)
+    deadline = time.monotonic() + START
+    while len(new := set(fleet.metric("num_requests_running"))) < REPLICAS or new == old:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert len(old & new) == 1
+    assert [fleet.complete(f"{i} men").status_code for i in range(8)] == [200] * 8
+
+
+def test_an_engine_that_has_failed_fails_the_health_check():
+    check = example()["Replica"].func_or_class.check_health
+    check(SimpleNamespace(engine=SimpleNamespace(is_open=True)))
+    with pytest.raises(RuntimeError, match="the engine has failed"):
+        check(SimpleNamespace(engine=SimpleNamespace(is_open=False)))
+
+
 def test_a_restart_loses_no_request(fleet):
     """Replaces both replicas during 20 streams, and while more requests come."""
     old = set(fleet.metric("num_requests_running"))
@@ -232,6 +256,7 @@ def test_a_restart_loses_no_request(fleet):
 
 
 def test_ctrl_c_ends_it_after_the_running_requests(fleet):
+    started = descendants(fleet.process.pid)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         running = pool.submit(stream, fleet, "The end")
         while not fleet.requests():
@@ -239,22 +264,31 @@ def test_ctrl_c_ends_it_after_the_running_requests(fleet):
         os.killpg(fleet.process.pid, signal.SIGINT)  # as a terminal does
         running.result()
     assert fleet.process.wait(60) == 0
-    assert not [one for one in sessions() if one == fleet.process.pid]
+    left = [command for pid, command in started if Path(f"/proc/{pid}").exists()]
+    assert len(started) > REPLICAS and not left
 
 
-def sessions() -> Iterator[int]:
-    """Yields the session of each process of the machine."""
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            yield int(status.read_text().rpartition(")")[2].split()[3])
-        except (OSError, IndexError):
-            continue  # it has ended
+def descendants(pid: int) -> list[tuple[int, bytes]]:
+    """Returns the processes that a process has started, also indirectly, with their commands."""
+    parents, commands = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(fields[1])
+            commands[int(folder.name)] = (folder / "cmdline").read_bytes()
+    found, more = set[int](), {pid}
+    while more:
+        more = {child for child, parent in parents.items() if parent in more}
+        found |= more
+    return [(one, commands[one]) for one in found]
+
+
+def example() -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLES / "ray_serve.py"))
 
 
 def test_numbers_of_replicas():
-    import runpy
-
-    bounds = runpy.run_path(str(EXAMPLES / "ray_serve.py"))["bounds"]
+    bounds = example()["bounds"]
     assert (bounds("2"), bounds("2-8")) == ((2, 2), (2, 8))
     for text in ("0", "3-2", "-1"):
         with pytest.raises((argparse.ArgumentTypeError, ValueError)):
