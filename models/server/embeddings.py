@@ -44,6 +44,8 @@ async def create(request: Request) -> Response:
         if service.adapter_of(body.model) is not None:
             raise ApiError(400, "embeddings are the model's, not an adapter's", param="model")
         model = answers.engine.model
+        if model.placement is not None and model.placement.spans_processes:
+            raise ApiError(400, "embeddings are not computed over several processes")
         refuse("dimensions", body.dimensions not in (None, model.config.hidden_size))
         rows = await prompts_of(service, body.input, "input", add_end=True)
         context = model.config.context_length
