@@ -7,7 +7,8 @@
     srun --ntasks-per-node 8 python examples/multihost_serve.py MODEL.gguf ...
 
 Process 0 answers the requests. SIGTERM or Ctrl-C ends it when the running ones are answered, and
-the other processes with it. If a process dies, all end with exit code 1.
+the other processes with it. If a process dies, the others end, too: process 0 with exit code 1, the
+others by a signal of JAX.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ def main() -> None:
         sys.exit("--coordinator, --processes and --process go together")
     # It would catch SIGTERM, which is handled below.
     jax.config.update("jax_enable_preemption_service", False)
-    seconds = options.heartbeat_timeout
-    jax.distributed.initialize(*args, heartbeat_timeout_seconds=seconds)
+    jax.distributed.initialize(*args, heartbeat_timeout_seconds=options.heartbeat_timeout)
     if jax.process_index():  # cluster managers signal all processes: these end with process 0
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -40,6 +40,8 @@ def main() -> None:
     logging.getLogger("jax").setLevel(logging.WARNING)
     try:
         code = _serve(options)
+    except KeyboardInterrupt:  # while it loads
+        code = 130
     except Exception:
         logging.exception("process %d ends", jax.process_index())
         code = 1
@@ -60,6 +62,7 @@ def _serve(options: argparse.Namespace) -> int:
         pages=options.pages,
         max_context=options.context,
         constraints=True,
+        process_timeout=options.heartbeat_timeout / 3,  # before JAX aborts the process
     )
     keys = () if options.api_key_file is None else Path(options.api_key_file).read_text().split()
     return models.serve(
@@ -83,9 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--heartbeat-timeout",
         type=int,
-        default=30,
+        default=60,
         metavar="S",
-        help="silence after which a process counts as dead; default: 30",
+        help="silence after which a process counts as dead; default: 60",
     )
     parser.add_argument(
         "--data", type=int, default=1, metavar="N", help="groups of rows; default: 1"

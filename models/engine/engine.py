@@ -125,6 +125,7 @@ class Engine:
         constraints: bool = False,
         max_adapters: int = 0,
         max_adapter_rank: int = 16,
+        process_timeout: float = 60.0,
     ) -> None:
         """Allocates the pages, compiles the programs, and starts the engine's thread.
 
@@ -149,6 +150,8 @@ class Engine:
             with different ones, or none, run in one batch. It takes memory for as many, and some
             time of each step. 0 means that none can be loaded.
           max_adapter_rank: largest rank of an adapter.
+          process_timeout: seconds that process 0 waits in a step for the other processes that share
+            the model's devices; then the engine has failed.
 
         Raises:
           TypeError: `model` is not a Model, or another type of `draft`. ValueError: a number out of
@@ -169,9 +172,9 @@ class Engine:
         self._adapters = Adapters(model, places, rank)
         stacks = self._adapters.stacks()
         selection = current_selection()._replace(batch_invariant=deterministic)
-        several = model.placement is not None and model.placement.spans_processes
-        self.leads = not several or jax.process_index() == 0
-        if several:
+        self._several = model.placement is not None and model.placement.spans_processes
+        self.leads = not self._several or jax.process_index() == 0
+        if self._several:
             check_processes(model)
             options = rows, pages, context, dtype, kind, deterministic, warm_up, constraints
             check_agreement(repr((model.network.fingerprint(), options, selection)))
@@ -201,11 +204,11 @@ class Engine:
             if places:
                 stepper.put_adapter(1, self._adapters.nothing())
         self._warm = stepper.programs.compilations
-        codec = Codec(stepper.common) if several else None
+        codec = Codec(stepper.common) if self._several else None
         leader = Leader(codec) if codec is not None and self.leads else None
         stepper.executor.peers = leader
         self._wake = threading.Condition()
-        self._closing = False
+        self._closing = self._is_stuck = False
         self._error: BaseException | None = None
         self._pid = os.getpid()
         run: Any = functools.partial(_run, weakref.ref(self), self._wake, self._loop, leader)
@@ -213,6 +216,9 @@ class Engine:
             run = functools.partial(self._follow, codec)
         self._thread = threading.Thread(target=run, daemon=True, name="jax-q4k-engine")
         self._thread.start()
+        if leader is not None:
+            watch = functools.partial(self._watch, leader, process_timeout)
+            threading.Thread(target=watch, daemon=True, name="jax-q4k-watch").start()
         _OPEN.add(self)
 
     def submit(
@@ -383,7 +389,8 @@ class Engine:
             self._closing = self.leads
             self._wake.notify_all()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            while self._thread.is_alive() and not self._is_stuck:
+                self._thread.join(0.1 if self._several else None)
         if not self.leads and self._error is not None:
             raise EngineClosedError(_failed(self._error)) from self._error
 
@@ -419,6 +426,21 @@ class Engine:
             self._error = failure
         finally:
             self._closing = True
+
+    def _watch(self, leader: Leader, seconds: float) -> None:
+        """Fails if the engine's thread waits for other processes for too long."""
+        while self._thread.is_alive():
+            self._thread.join(0.5)
+            began = leader.waiting_since or self._loop.waiting_since
+            if began is not None and time.monotonic() >= began + seconds:
+                problem = f"another process has not done its part of a step for {seconds:g} s"
+                self._error = TimeoutError(f"{problem}; it may have ended")
+                self._is_stuck = True
+                error = EngineClosedError(_failed(self._error))
+                error.__cause__ = self._error
+                with self._wake:
+                    self._loop.abandon(error)
+                return
 
     def _add(self, requests: list[Request]) -> None:
         with self._wake:

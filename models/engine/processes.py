@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import time
 import zlib
 from typing import Any, NamedTuple
 
@@ -147,10 +148,15 @@ class Leader:
     """Sends what process 0 does to the other processes.
 
     All methods must be called from one thread, that which runs the programs.
+
+    Attributes:
+      waiting_since: `time.monotonic()` when a message was sent that the others have not received
+        yet; None without one.
     """
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
+        self.waiting_since: float | None = None
 
     def send_call(self, program: Program, arrays: tuple[Array | None, ...]) -> None:
         """Makes the others run a program, as `Executor.run` does."""
@@ -169,7 +175,9 @@ class Leader:
         self._send(End(error))
 
     def _send(self, message: Message) -> None:
+        self.waiting_since = time.monotonic()
         broadcast(self._codec.encoded(message))
+        self.waiting_since = None
 
 
 def follow(executor: Executor, codec: Codec) -> str:
