@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
+import functools
 import operator
 import os
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -32,6 +36,7 @@ from .arguments import (
 from .loop import EngineLoop
 from .outputs import Output
 from .pools import Pools
+from .processes import HEARTBEAT, Codec, Leader, check_agreement, check_processes, follow
 from .prompt_results import PROMPT_ALONE, PooledVector, TokenVectors, vectors_of
 from .request import ContextShift, Hooks, Request
 from .scheduler import Scheduler
@@ -47,7 +52,8 @@ _OPEN: weakref.WeakSet[Engine] = weakref.WeakSet()
 def _close_all() -> None:
     """Closes all engines: a thread that Python ends at its exit, inside of JAX, aborts."""
     for engine in list(_OPEN):
-        engine.close()
+        with contextlib.suppress(EngineClosedError):
+            engine.close()
 
 
 class EngineClosedError(RuntimeError):
@@ -104,8 +110,13 @@ class Engine:
     equal beginnings share pages. If pages run out, the request that came last gives its pages back
     and continues later, with the same tokens. Use it as a context manager, or call `close`.
 
+    If the model is on devices of several processes, all of them create the engine, with the same
+    arguments. Process 0 takes the requests, and the engines of the others run the same programs
+    until it closes its engine; meanwhile no process may use these devices for anything else.
+
     Attributes:
       model: the model.
+      leads: whether the engine takes requests; only those of processes other than 0 do not.
     """
 
     def __init__(
@@ -122,6 +133,7 @@ class Engine:
         constraints: bool = False,
         max_adapters: int = 0,
         max_adapter_rank: int = 16,
+        process_timeout: float = 60.0,
     ) -> None:
         """Allocates the pages, compiles the programs, and starts the engine's thread.
 
@@ -146,12 +158,14 @@ class Engine:
             with different ones, or none, run in one batch. It takes memory for as many, and some
             time of each step. 0 means that none can be loaded.
           max_adapter_rank: largest rank of an adapter.
+          process_timeout: seconds that process 0 waits in a step for the other processes that share
+            the model's devices; then the engine has failed.
 
         Raises:
           TypeError: `model` is not a Model, or another type of `draft`. ValueError: a number out of
             range, or a draft that does not fit the model; adapters for a model on several devices;
-            drafts of a deterministic engine for a model with recurrent layers or experts. All
-            before anything is allocated.
+            drafts of a deterministic engine for a model with recurrent layers or experts; processes
+            that do not agree. All before anything is allocated.
         """
         if not isinstance(model, Model):
             raise TypeError(f"model is of type {type(model).__name__}; it must be a Model")
@@ -170,6 +184,13 @@ class Engine:
         check_room(places, model)
         self._adapters = Adapters(model, places, rank)
         stacks = self._adapters.stacks()
+        selection = current_selection()._replace(batch_invariant=deterministic)
+        self._several = model.placement is not None and model.placement.spans_processes
+        self.leads = not self._several or jax.process_index() == 0
+        if self._several:
+            check_processes(model)
+            options = rows, pages, context, dtype, kind, deterministic, warm_up, constraints
+            check_agreement(repr((model.network.fingerprint(), options, selection)))
         self._limits = engine_limits(model, rows, kind, deterministic=deterministic)
         self._sizes = engine_sizes(model, self._limits, pages, context, dtype, kind)
         counts = dict(zip(self._sizes.kinds, self._sizes.pages, strict=True))
@@ -182,7 +203,7 @@ class Engine:
             self._sizes,
             row_buckets(self._sizes.slots, model.network.on_gpu, deterministic),
             cache_dtype=dtype,
-            selection=current_selection()._replace(batch_invariant=deterministic),
+            selection=selection,
             standard=standard_stages(end_ids),
             skips=True,
             draft=kind,
@@ -196,15 +217,21 @@ class Engine:
             if places:
                 stepper.put_adapter(1, self._adapters.nothing())
         self._warm = stepper.programs.compilations
+        codec = Codec(stepper.common) if self._several else None
+        leader = Leader(codec) if codec is not None and self.leads else None
+        stepper.executor.peers = leader
         self._wake = threading.Condition()
-        self._closing = False
+        self._closing = self._is_stuck = False
         self._error: BaseException | None = None
         self._pid = os.getpid()
-        self._thread = threading.Thread(
-            target=_run, args=(weakref.ref(self), self._wake, self._loop), daemon=True
-        )
-        self._thread.name = "jax-q4k-engine"
+        run: Any = functools.partial(_run, weakref.ref(self), self._wake, self._loop, leader)
+        if codec is not None and not self.leads:
+            run = functools.partial(self._follow, codec)
+        self._thread = threading.Thread(target=run, daemon=True, name="jax-q4k-engine")
         self._thread.start()
+        if leader is not None:
+            watch = functools.partial(self._watch, leader, process_timeout)
+            threading.Thread(target=watch, daemon=True, name="jax-q4k-watch").start()
         _OPEN.add(self)
 
     def submit(
@@ -397,21 +424,34 @@ class Engine:
         """Checks the books of pages and slots; raises AssertionError with what is wrong."""
         self._loop.call(self._loop.scheduler.check, self._thread.is_alive, self._notify)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Error that ended the engine; None while it is open, and after `close`."""
+        return self._error
+
     def close(self) -> None:
-        """Ends the engine: requests that are not finished raise EngineClosedError."""
+        """Ends the engine: requests that are not finished raise EngineClosedError.
+
+        In a process that takes no requests, waits until process 0 closes its engine. Raises
+        EngineClosedError there if one of the two has failed.
+        """
         if os.getpid() != self._pid:
             return  # another thread of the parent may have held the lock
         with self._wake:
-            self._closing = True
+            self._closing = self.leads
             self._wake.notify_all()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            while self._thread.is_alive() and not self._is_stuck:
+                self._thread.join(0.1 if self._several else None)
+        if not self.leads and self._error is not None:
+            raise EngineClosedError(_failed(self._error)) from self._error
 
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.leads or kind is None:  # else the error must not wait for process 0
+            self.close()
 
     def _results(self, requests: list[Request]) -> list[Output]:
         """Adds requests and waits for all of them."""
@@ -443,6 +483,8 @@ class Engine:
         """Returns a request whose arguments fit the engine; vectors: an embedding."""
         context = self._sizes.context
         check_request(self.model, ids, sampling, shift, context)
+        if sampling.processors and self._loop.stepper.executor.peers is not None:
+            raise ValueError("processors cannot run in an engine over several processes")
         length = min(len(ids) + sampling.max_new_tokens, context)
         if not self._loop.scheduler.fits(length):
             raise ValueError(
@@ -451,6 +493,31 @@ class Engine:
             )
         hooks = Hooks(self._cancel, self._wait, self._loop.now)
         return Request(self.model, ids.tolist(), sampling, shift, hooks, vectors)
+
+    def _follow(self, codec: Codec) -> None:
+        """Runs the thread of an engine that takes no requests."""
+        try:
+            if error := follow(self._loop.stepper.executor, codec):
+                self._error = RuntimeError(f"process 0: {error}")
+        except BaseException as failure:
+            self._error = failure
+        finally:
+            self._closing = True
+
+    def _watch(self, leader: Leader, seconds: float) -> None:
+        """Fails if the engine's thread waits for other processes for too long."""
+        while self._thread.is_alive():
+            self._thread.join(0.5)
+            began = leader.waiting_since or self._loop.waiting_since
+            if began is not None and time.monotonic() >= began + seconds:
+                problem = f"another process has not done its part of a step for {seconds:g} s"
+                self._error = TimeoutError(f"{problem}; it may have ended")
+                self._is_stuck = True
+                error = EngineClosedError(_failed(self._error))
+                error.__cause__ = self._error
+                with self._wake:
+                    self._loop.abandon(error)
+                return
 
     def _add(self, requests: list[Request]) -> None:
         with self._wake:
@@ -483,37 +550,71 @@ class Engine:
 
     def _check_open(self) -> None:
         self._check_process()
+        if not self.leads:
+            raise RuntimeError(
+                f"this is process {jax.process_index()}; process 0 takes the requests"
+            )
         if self._error is not None:
-            raise EngineClosedError(f"the engine has failed: {self._error}") from self._error
+            raise EngineClosedError(_failed(self._error)) from self._error
         if self._closing:
             raise EngineClosedError("the engine is closed")
 
 
-def _run(engine: weakref.ref[Engine], wake: threading.Condition, loop: EngineLoop) -> None:
-    """Runs the engine's thread until the engine is closed or collected."""
-    error: BaseException = EngineClosedError("the engine is closed")
+def _run(
+    engine: weakref.ref[Engine], wake: threading.Condition, loop: EngineLoop, leader: Leader | None
+) -> None:
+    """Runs the engine's thread until the engine is closed or collected.
+
+    leader: sends its calls to other processes; None means that there are none.
+    """
+    failure: BaseException | None = None
+    idle = None if leader is None else HEARTBEAT
     try:
-        while _has_work(engine, wake, loop):
-            loop.step()
-    except BaseException as failure:
-        error = EngineClosedError(f"the engine has failed: {failure!r}")
-        error.__cause__ = failure
+        while (has_work := _has_work(engine, wake, loop, idle)) is not None:
+            if has_work:
+                loop.step()
+            elif leader is not None:
+                leader.send_beat()
+    except BaseException as raised:
+        failure = raised
         if (found := engine()) is not None:
             found._error = failure
-    finally:
-        with wake:
-            loop.fail(error)
+    error = EngineClosedError("the engine is closed" if failure is None else _failed(failure))
+    error.__cause__ = failure
+    loop.stepper.executor.peers = None
+    with wake:
+        loop.fail(error)
+    # After an error of the devices nothing can be sent, and this process should end.
+    if leader is not None and not isinstance(failure, jax.errors.JaxRuntimeError):
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            leader.send_end("" if failure is None else repr(failure))
 
 
-def _has_work(engine: weakref.ref[Engine], wake: threading.Condition, loop: EngineLoop) -> bool:
-    """Waits for requests; returns False when the engine is closed or collected."""
+def _failed(error: BaseException) -> str:
+    """Returns a message about the error that ended an engine."""
+    problem = "the engine has failed"
+    if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
+        problem += "; another process may have ended"
+    return f"{problem}: {str(error) or repr(error)}"
+
+
+def _has_work(
+    engine: weakref.ref[Engine], wake: threading.Condition, loop: EngineLoop, idle: float | None
+) -> bool | None:
+    """Waits for requests; returns None when the engine is closed or collected.
+
+    idle: seconds after which False is returned if there are no requests.
+    """
+    began = time.monotonic()
     with wake:
         while True:
             found = engine()
             if found is None or found._closing:
-                return False
+                return None
             if loop.has_work:
                 return True
+            if idle is not None and time.monotonic() >= began + idle:
+                return False
             del found
             wake.wait(1.0)
 

@@ -35,6 +35,7 @@ class EngineLoop:
       wait_seconds: time spent waiting for steps.
       host_seconds: processor time of planning, starting steps and handing out results.
       last_tokens: prompt and answer of the request that ended last.
+      waiting_since: `time.monotonic()` when the loop began to wait for a step; None if it does not.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class EngineLoop:
         self.step_tokens: collections.Counter[int] = collections.Counter()
         self.wait_seconds = self.host_seconds = 0.0
         self.last_tokens: list[int] = []
+        self.waiting_since: float | None = None
         self._mail: collections.deque[tuple[str, Request]] = collections.deque()
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._in_flight: Ticket | None = None
@@ -160,6 +162,14 @@ class EngineLoop:
         for request in list(self.requests):
             self._end(request)
         self.recover()
+
+    def abandon(self, error: BaseException) -> None:
+        """Makes all requests raise `error` although a step never ends.
+
+        May be called from any thread; the loop cannot be used afterwards.
+        """
+        for request in (*self.requests, *(request for _, request in self._mail)):
+            request.fail(error)
 
     def forget(self) -> None:
         """Drops all requests without results; requests and the loop refer to each other.
@@ -290,11 +300,14 @@ class EngineLoop:
         began = max(self._last_results, ticket.started)
         for index in range(len(ticket.sampled)):
             waits = time.perf_counter()
+            self.waiting_since = time.monotonic()
             try:
                 ticket.wait(index)
             except Exception as error:
                 self._blame(ticket.owners, error)
                 return
+            finally:
+                self.waiting_since = None
             self.wait_seconds += time.perf_counter() - waits
             for result in ticket.results(index):
                 self._push(result)

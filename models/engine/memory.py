@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from ..config import Config
 from ..kv_cache import PagedCache
@@ -20,6 +22,9 @@ MAX_ROWS = 256
 SHARE = 0.5
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+#: More bytes than any machine has.
+_UNKNOWN = 2**61
 
 
 def rows_at_once(model: Model, prompts: int, longest: int, capacity: int, cache_dtype: Any) -> int:
@@ -57,8 +62,25 @@ def cache_bytes(config: Config, capacity: int, cache_dtype: Any) -> int:
 
 
 def free_bytes(model: Model) -> int | None:
-    """Returns the free bytes of the model's GPU, or of the machine; None if unknown."""
-    return free_bytes_of(model.weights[0].devices())
+    """Returns the free bytes of the model's GPU, or of the machine; None if unknown.
+
+    Processes that share the model's devices must call it together; the smallest number is that of
+    all.
+    """
+    devices = model.weights[0].devices()
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    found = free_bytes_of(own)
+    if model.placement is None or not model.placement.spans_processes:
+        return found
+    least = _least_of_all(_UNKNOWN if found is None else found)
+    return None if least == _UNKNOWN else least
+
+
+def _least_of_all(value: int) -> int:
+    """Returns the smallest of the processes' values, each at most _UNKNOWN."""
+    words = np.array([value >> 31, value & 0x7FFFFFFF], np.int32)
+    found = multihost_utils.process_allgather(words).astype(np.int64)
+    return int(((found[:, 0] << 31) + found[:, 1]).min())
 
 
 def free_bytes_of(devices: Iterable[jax.Device]) -> int | None:

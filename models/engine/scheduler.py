@@ -276,7 +276,8 @@ class Scheduler:
     def _find_place(self, sequence: Sequence) -> tuple[int, Hit] | None:
         """Returns a slot with enough free pages for the prompt, and what is cached there.
 
-        Prefers the group with the longest cached part, then the one with the most free slots.
+        Prefers the group in which the prompt is stored first: that with the longest cached part,
+        unless other prompts are before it. Then that with the fewest tokens.
         """
         best: tuple[tuple[int, int], int, Hit] | None = None
         for group, pools in enumerate(self.pools):
@@ -285,8 +286,10 @@ class Scheduler:
             if not slots:
                 continue
             hit = self._hit(pools, sequence)
-            rank = hit.length, len(slots)
-            if (best is None or rank > best[0]) and self._has_room(pools, group, sequence, hit):
+            others = [s for s in self.running.values() if self._group_of(s) == group]
+            before = sum(s.prefill_end - s.stored for s in others if s.is_prefilling)
+            rank = before - hit.length, sum(len(s.tokens) for s in others)
+            if (best is None or rank < best[0]) and self._has_room(pools, group, sequence, hit):
                 best = rank, slots[0], hit
         return None if best is None else best[1:]
 

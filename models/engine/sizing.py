@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from typing import Any
 
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from ..config import Config
 from ..kv_cache.shapes import PAGE_SIZE, window_pages
 from ..runner.engine_state import EngineState, Sizes, kinds_of
 from ..runner.model import Model
 from ..runner.speculative.drafts import Draft, tokens_of
+from ..sharding.placement import Placement
 from . import memory
 from .scheduler import BOUNDARY, Limits
 
@@ -102,14 +105,16 @@ def engine_sizes(
         )
 
     def bytes_of(pages: int, places: int = 0) -> int:
+        """Returns the bytes in one memory: a GPU's, or the one that a CPU's devices share."""
         found = 0
 
-        def array(shape: tuple[int, ...], kind: Any, _: Any) -> None:
+        def array(shape: tuple[int, ...], kind: Any, over: NamedSharding | None) -> None:
             nonlocal found
-            found += math.prod(shape) * jnp.dtype(kind).itemsize
+            part = shape if over is None else over.shard_shape(shape)
+            found += math.prod(part) * jnp.dtype(kind).itemsize
 
-        EngineState.create(config, sizes(pages, places), dtype, array, draft=draft)
-        return found
+        EngineState.create(config, sizes(pages, places), dtype, array, placement, draft)
+        return found * (1 if model.network.on_gpu else _devices_of_a_process(placement))
 
     most = -(-(longest + limits.draft_tokens) // PAGE_SIZE) * limits.rows
     if pages is not None:
@@ -123,10 +128,18 @@ def engine_sizes(
     if context is None:
         longest = min(longest, most * PAGE_SIZE)
     places = 0
-    if is_recurrent(config) and groups == 1:
+    if is_recurrent(config):
         of_place = bytes_of(1, 1) - bytes_of(1)
         places = max(int(SNAPSHOT_SHARE * bytes_of(most) / of_place), 2 * limits.rows)
     return sizes(most, places)
+
+
+def _devices_of_a_process(placement: Placement | None) -> int:
+    """Returns the largest number of devices of the mesh that belong to one process."""
+    if placement is None:
+        return 1
+    counts = collections.Counter(device.process_index for device in placement.mesh.devices.flat)
+    return max(counts.values())
 
 
 def _count(kind: int | None, pages: int, longest: int, limits: Limits) -> int:

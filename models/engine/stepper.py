@@ -42,6 +42,7 @@ from ..sampling.packing import pack
 from ..sampling.params import Processor, Sampling
 from ..sampling.penalties import TokenHistory, processed
 from ..sampling.stages import SamplingArrays, SamplingStages
+from .executor import Array, Executor
 from .outputs import TokenLogprobs
 from .plan import Piece, Plan, Row
 from .prompt_results import Started
@@ -122,7 +123,6 @@ class Unsampled(NamedTuple):
     Attributes:
       rows: the rows, at the places `at` of the program.
       program, way, step: program that samples, and its arguments.
-      logits: float32 (rows of the program, vocab_size), on the device.
     """
 
     rows: list[Row]
@@ -130,7 +130,6 @@ class Unsampled(NamedTuple):
     program: SampleRows
     way: int
     step: np.ndarray
-    logits: jax.Array
 
 
 class Result(NamedTuple):
@@ -166,9 +165,10 @@ def _logprobs(
 
 
 class Stepper:
-    """Device state of an engine, and the programs that change it.
+    """Makes calls of programs of the scheduler's plans.
 
     Attributes:
+      executor: device state and programs.
       sizes: sizes of the state.
       buckets: numbers of rows that decode programs exist for, in ascending order.
       standard: sampling stages of the programs; requests that need more get programs of their own.
@@ -210,16 +210,19 @@ class Stepper:
             weights.append(dict(draft.weights))
         self._adapters = 0 if adapters is None else adapters[0]
         all_weights = tuple(weights) if len(weights) > 1 else model.weights
-        self.programs = CachedPrograms(model, all_weights, selection)
         self.draft_costs: dict[int, float] = {}
         self.draft = draft
         self._model, self._dtype = model, cache_dtype
+        programs = CachedPrograms(model, all_weights, selection)
+        self.executor = Executor(model, programs, self._creation())
         self.standard, self._skips = standard, skips
         self._deterministic, self._padded = deterministic, padded
-        self._state: EngineState | None = None
-        self._ready: dict[Any, Any] = {}
-        self._open_masks: dict[int, jax.Array] = {}  # by number of rows: all tokens are allowed
         self._rows: set[int] = set()  # of decode programs so far
+
+    @property
+    def programs(self) -> CachedPrograms:
+        """Compiled programs."""
+        return self.executor.programs
 
     def dispatch(self, plan: Plan) -> Ticket:
         """Starts a step, without waiting for it.
@@ -230,26 +233,25 @@ class Stepper:
         sampled: list[Sampled] = []
         unsampled = None
         prompt_results: list[Started] = []
-        with self.programs.context():
-            self._copy(plan.restores, saves=False)
-            if plan.pieces:
-                at = self._places(plan)
-                found = self._prefill(plan, at)
-                prompt_results = self._start_results(plan.pieces, at, found.vectors)
-                sampled.append(dataclasses.replace(found, vectors=None))  # frees them
-                entries += [(piece, row, 0) for piece, row in zip(plan.pieces, at, strict=True)]
-            self._copy(plan.saves, saves=True)
-            if plan.rows:
-                rows = self._bucket(len(plan.rows))
-                whole = rows == self.sizes.slots
-                at = [row.slot if whole else i for i, row in enumerate(plan.rows)]
-                index = len(sampled)
-                if plan.is_constrained:
-                    unsampled = self._forward(plan.rows, rows, at)
-                else:
-                    sampled.append(self._decode(plan.rows, rows, at, plan.speculates))
-                entries += [(row, i, index) for row, i in zip(plan.rows, at, strict=True)]
-            self._copy(plan.late_saves, saves=True)
+        self._copy(plan.restores, saves=False)
+        if plan.pieces:
+            at = self._places(plan)
+            found = self._prefill(plan, at)
+            prompt_results = self._start_results(plan, at)
+            sampled.append(dataclasses.replace(found, vectors=None))  # frees them
+            entries += [(piece, row, 0) for piece, row in zip(plan.pieces, at, strict=True)]
+        self._copy(plan.saves, saves=True)
+        if plan.rows:
+            rows = self._bucket(len(plan.rows))
+            whole = rows == self.sizes.slots
+            at = [row.slot if whole else i for i, row in enumerate(plan.rows)]
+            index = len(sampled)
+            if plan.is_constrained:
+                unsampled = self._forward(plan.rows, rows, at)
+            else:
+                sampled.append(self._decode(plan.rows, rows, at, plan.speculates))
+            entries += [(row, i, index) for row, i in zip(plan.rows, at, strict=True)]
+        self._copy(plan.late_saves, saves=True)
         self._fetch(sampled)
         started = time.perf_counter()
         return Ticket(
@@ -261,10 +263,7 @@ class Stepper:
         rest, ticket.unsampled = ticket.unsampled, None
         assert rest is not None
         mask = self._mask(rest.program, rest.at, rest.rows)
-        with self.programs.context():
-            arguments = self._with_state(), rest.logits, np.int32(rest.way), rest.step, mask
-            run = self._compiled(rest.program, *arguments)
-            self._state, sampled = run(*arguments)
+        sampled = self.executor.run(rest.program, np.int32(rest.way), rest.step, mask)
         self._fetch([sampled])
         ticket.sampled.append(sampled)
 
@@ -278,20 +277,18 @@ class Stepper:
         program: PrefillPieces | SampleRows,
         at: list[int],
         entries: Sequence[Piece | Row],
-    ) -> np.ndarray | jax.Array:
-        """Returns which tokens each row may sample, for `_EngineProgram._sample`."""
+    ) -> np.ndarray | None:
+        """Returns which tokens each row may sample, for `_EngineProgram._sample`.
+
+        None means that all rows may sample all tokens.
+        """
         constrained = [
             (i, entry)
             for i, entry in zip(at, entries, strict=True)
             if entry.sequence.constrained and entry.samples
         ]
         if not constrained:
-            rows = program.rows
-            if rows not in self._open_masks:
-                self._open_masks[rows] = self._model.put(
-                    np.full((rows, program.mask_columns), -1, np.int32)
-                )
-            return self._open_masks[rows]
+            return None
         mask = np.full((program.rows, program.mask_columns), -1, np.int32)
         for i, entry in constrained:
             sequence = entry.sequence
@@ -319,21 +316,17 @@ class Stepper:
         programs += [
             self._sampling_program(kind, rows=rows, **options) for rows in buckets for kind in kinds
         ]
-        self._with_state()
+        self.executor.with_state()
         self._compile(programs)
         if self.draft is not None:
             self._measure_drafts(buckets)
-        with self.programs.context():
-            for program in programs if self._model.network.on_gpu else ():
-                arguments = self._nothing_for(program)
-                weights = (self.programs.weights,) if program.takes_weights else ()
-                self._state, _ = self._compiled(program, *arguments)(*weights, *arguments)
-            if self.sizes.snapshots:
-                self._copy([(0, _NOWHERE)], saves=True)
-                self._copy([(0, _NOWHERE)], saves=False)
-            nothing, zero = np.zeros(self.sizes.width * PAGE_SIZE, np.int32), np.int32(0)
-            self._call_state(self._program(FillHistory), zero, nothing, zero, zero)
-            jax.block_until_ready(self._state)
+        for program in programs if self._model.network.on_gpu else ():
+            self.executor.run(program, *self._nothing_for(program))
+        for saves in (True, False) if self.sizes.snapshots else ():
+            self._copy_some([[] for _ in range(self.sizes.groups)], saves=saves)
+        nothing, zero = np.zeros(self.sizes.width * PAGE_SIZE, np.int32), np.int32(0)
+        self.executor.run(self._program(FillHistory), zero, nothing, zero, zero)
+        jax.block_until_ready(self.executor.state)
 
     def drafts_pay(self, rows: int) -> bool:
         """Returns whether drafts save time if most of them are right, in a step of these rows."""
@@ -358,13 +351,15 @@ class Stepper:
                 for speculates in (False, True)
             )
             self._compile([drafting])
+            if self._model.placement is not None and self._model.placement.spans_processes:
+                continue  # all processes must make the same calls
             alone = self._seconds(plain)
             self.draft_costs[rows] = max(self._seconds(drafting) - alone, 0.0) / alone
             if not self.drafts_pay(rows):
                 self.draft_costs[self.sizes.slots] = math.inf  # still less with more rows
                 break
         self.reset()
-        self._with_state()
+        self.executor.with_state()
 
     def _seconds(self, program: DecodeRows) -> float:
         """Returns the time of a pass over all rows of a program, the shortest of three.
@@ -384,33 +379,31 @@ class Stepper:
         times = []
         for _ in range(3):
             self.reset()
-            arguments = self._with_state(), np.int32(ARGMAX), step
-            with self.programs.context():
-                run = self._compiled(program, *arguments)
-                jax.block_until_ready(self._state)
-                began = time.perf_counter()
-                self._state, sampled = run(self.programs.weights, *arguments)
-                jax.block_until_ready(sampled)
-                times.append(time.perf_counter() - began)
+            jax.block_until_ready(self.executor.with_state())
+            began = time.perf_counter()
+            jax.block_until_ready(self.executor.run(program, np.int32(ARGMAX), step))
+            times.append(time.perf_counter() - began)
         return min(times)
 
     def _compile(self, programs: Sequence[PrefillPieces | DecodeRows]) -> None:
         def compile(program: PrefillPieces | DecodeRows) -> None:
-            with self.programs.context():
-                self._compiled(program, *self._nothing_for(program))
+            self.executor.compile(program, *self._nothing_for(program))
 
         # XLA compiles without the interpreter lock.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             list(pool.map(compile, programs))
 
-    def _nothing_for(self, program: PrefillPieces | DecodeRows) -> tuple[Any, ...]:
-        """Returns arguments of a program behind the weights, with padding alone."""
+    def _nothing_for(self, program: PrefillPieces | DecodeRows) -> tuple[Array | None, ...]:
+        """Returns arguments of a program for `Executor.run`, with padding alone."""
         padding = self._step(program, [], [])
 
         def array(shape: tuple[int, ...], dtype: Any) -> Any:
-            return padding if shape == padding.shape else np.zeros(shape, dtype)
+            if shape == padding.shape:
+                return padding
+            return np.zeros(shape, dtype) if not shape else None  # a mask, or logits
 
-        return self._with_state(), *program.inputs(array)
+        inputs = program.inputs(array)
+        return inputs[1:] if isinstance(program, SampleRows) else inputs
 
     def put_adapter(self, place: int, entry: Stacks) -> None:
         """Stores an adapter at a place, counted from 1, for all steps that start later.
@@ -420,7 +413,7 @@ class Stepper:
         model, stacks, *rest = self.programs.weights
         with self.programs.context():
             arguments = stacks, np.int32(place - 1), entry
-            stacks = self._compiled(self._program(PutAdapter), *arguments)(*arguments)
+            stacks = self.programs.ready(self._program(PutAdapter), *arguments)(*arguments)
         self.programs.weights = model, stacks, *rest
 
     def tracing_error(self, processors: Sequence[Processor]) -> Exception | None:
@@ -440,12 +433,11 @@ class Stepper:
 
         Sequences keep their slots and pages.
         """
-        old, self.sizes = self._state, sizes
-        self._ready.clear()
+        old, self.sizes = self.take_state(), sizes
+        self.executor.resize(self._creation())
         if old is None:
             return
-        self._state = None
-        new = self._with_state()
+        new = self.executor.with_state()
 
         def copied(new: jax.Array, old: jax.Array) -> jax.Array:
             return new if not new.ndim else new.at[tuple(map(slice, old.shape))].set(old)
@@ -460,27 +452,27 @@ class Stepper:
         ]
         nothing = Past()
         both = (dataclasses.replace(state, past=nothing) for state in (new, old))
-        self._state = dataclasses.replace(jax.tree.map(copied, *both), past=Past(*past))
+        self.put_state(dataclasses.replace(jax.tree.map(copied, *both), past=Past(*past)))
 
     def take_state(self) -> EngineState | None:
         """Returns the state and drops it here."""
-        state, self._state = self._state, None
+        state, self.executor.state = self.executor.state, None
         return state
 
     def put_state(self, state: EngineState | None) -> None:
         """Continues with a state that `take_state` returned; its sizes must be `sizes`."""
-        self._state = state
+        self.executor.state = state
 
     def reset(self) -> None:
         """Drops the state; the next step creates an empty one."""
-        self._state = None
+        self.executor.drop()
 
     def _prefill(self, plan: Plan, at: list[int]) -> Sampled:
         assert plan.shape is not None
         rows, time = plan.shape[0] * self.sizes.groups, plan.shape[1]
         stages, way = self._stages(plan.pieces)
         options: Any = {"rows": rows, "stages": stages, "time": time}
-        begins = plan.fresh and self._state is None and self._model.placement is None
+        begins = plan.fresh and self.executor.state is None and self._model.placement is None
         if begins:
             program = self._sampling_program(BeginPieces, cache_dtype=self._dtype, **options)
         else:
@@ -494,40 +486,38 @@ class Stepper:
                 start = tables + i * self.sizes.width
                 step[row, start : start + len(pages)] = pages
         mask = self._mask(program, at, plan.pieces)
-        if begins:
-            return self._call(program, np.int32(way), step, mask)
-        for piece in plan.pieces:
-            self._fill_history(piece)
-        return self._call(program, np.int32(way), step, mask, with_state=True)
+        if not begins:
+            for piece in plan.pieces:
+                self._fill_history(piece)
+        sampled: Sampled = self.executor.run(program, np.int32(way), step, mask)
+        return sampled
 
-    def _start_results(self, pieces: list[Piece], at: list[int], vectors: Any) -> list[Started]:
-        """Starts what requests want of the pieces' tokens; vectors: their hidden states."""
-        rows, time, _ = vectors.shape
+    def _start_results(self, plan: Plan, at: list[int]) -> list[Started]:
+        """Starts what requests want of the tokens of the pieces, which ran last."""
+        assert plan.shape is not None
+        rows, time = plan.shape[0] * self.sizes.groups, plan.shape[1]
 
-        def call(kind: Any, *arguments: Any, **fields: Any) -> Any:
-            program = self._program(kind, rows=rows, time=time, **fields)
-            arguments = vectors, *arguments
-            return self._compiled(program, *arguments)(self.programs.weights, *arguments)
+        def call(kind: Any, *arrays: Array, **fields: Any) -> Any:
+            return self.executor.run(self._program(kind, rows=rows, time=time, **fields), *arrays)
 
-        return start_results(list(zip(at, pieces, strict=True)), (rows, time), call)
+        return start_results(list(zip(at, plan.pieces, strict=True)), (rows, time), call)
 
     def _decode(self, rows: list[Row], count: int, at: list[int], speculates: bool) -> Sampled:
         stages, way = self._stages(rows)
         options: Any = {"stages": stages, "speculates": speculates}
         program = self._sampling_program(DecodeRows, rows=count, **options)
         step = self._rows_step(program, at, rows)
-        return self._call(program, np.int32(way), step, with_state=True)
+        sampled: Sampled = self.executor.run(program, np.int32(way), step)
+        return sampled
 
     def _forward(self, rows: list[Row], count: int, at: list[int]) -> Unsampled:
         """Starts what precedes sampling."""
         stages, way = self._stages(rows)
         program = self._sampling_program(ForwardRows, rows=count, stages=stages)
         step = self._rows_step(program, at, rows)
-        arguments = self._with_state(), step
-        run = self._compiled(program, *arguments)
-        self._state, logits = run(self.programs.weights, *arguments)
+        self.executor.run(program, step)
         samples = self._sampling_program(SampleRows, rows=count, stages=stages)
-        return Unsampled(rows, at, samples, way, step, logits)
+        return Unsampled(rows, at, samples, way, step)
 
     def _rows_step(self, program: DecodeRows, at: list[int], rows: list[Row]) -> np.ndarray:
         """Returns the argument of a program that decodes."""
@@ -622,47 +612,53 @@ class Stepper:
         tokens = np.zeros(self.sizes.width * PAGE_SIZE, np.int32)
         tokens[: piece.first] = piece.sequence.tokens[: piece.first]
         counts = np.int32(piece.first), np.int32(piece.sequence.uncounted)
-        self._call_state(self._program(FillHistory), np.int32(piece.slot), tokens, *counts)
+        self.executor.run(self._program(FillHistory), np.int32(piece.slot), tokens, *counts)
 
     def _copy(self, pairs: list[tuple[int, int]], *, saves: bool) -> None:
-        """Copies recurrent states between (source, target) slots and snapshots."""
-        for first in range(0, len(pairs), COPIES):
-            some = pairs[first : first + COPIES]
-            sources, targets = np.zeros(COPIES, np.int32), np.full(COPIES, _NOWHERE, np.int32)
-            sources[: len(some)], targets[: len(some)] = zip(*some, strict=True)
-            self._call_state(self._program(CopyStates, saves=saves), sources, targets)
+        """Copies recurrent states between (source, target) slots and snapshots.
+
+        Snapshots are numbered within the slot's group.
+        """
+        slots = self.sizes.slots // self.sizes.groups
+        groups: list[list[tuple[int, int]]] = [[] for _ in range(self.sizes.groups)]
+        for source, target in pairs:
+            group, slot = divmod(source if saves else target, slots)
+            groups[group].append((slot, target) if saves else (source, slot))
+        for first in range(0, max(map(len, groups)), COPIES):
+            self._copy_some([pairs[first : first + COPIES] for pairs in groups], saves=saves)
+
+    def _copy_some(self, groups: list[list[tuple[int, int]]], *, saves: bool) -> None:
+        """Copies up to COPIES states in each group."""
+        sources = np.zeros((len(groups), COPIES), np.int32)
+        targets = np.full((len(groups), COPIES), _NOWHERE, np.int32)
+        for group, pairs in enumerate(groups):
+            for i, pair in enumerate(pairs):
+                sources[group, i], targets[group, i] = pair
+        program = self._program(CopyStates, saves=saves)
+        self.executor.run(program, sources.ravel(), targets.ravel())
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """Fields of programs that are the same in all of them."""
+        return {
+            "network": self._model.network,
+            "draft": self.draft,
+            "sizes": self.sizes,
+            "skips": self._skips,
+            "deterministic": self._deterministic,
+            "adapters": self._adapters,
+        }
 
     def _program(self, kind: Any, **fields: Any) -> Any:
         return kind(self._model.network, draft=self.draft, **fields)
 
     def _sampling_program(self, kind: Any, **fields: Any) -> Any:
-        options = {"sizes": self.sizes, "skips": self._skips, "deterministic": self._deterministic}
-        return self._program(kind, **options, adapters=self._adapters, **fields)
+        return kind(**self.common, **fields)
 
-    def _call(self, program: Any, *arguments: Any, with_state: bool = False) -> Sampled:
-        """Runs a program on the state, or one that creates it; returns what it sampled."""
-        if with_state:
-            arguments = self._with_state(), *arguments
-        run = self._compiled(program, *arguments)
-        self._state, sampled = run(self.programs.weights, *arguments)
-        found: Sampled = sampled
-        return found
-
-    def _call_state(self, program: Any, *arguments: Any) -> None:
-        arguments = self._with_state(), *arguments
-        self._state = self._compiled(program, *arguments)(*arguments)
-
-    def _compiled(self, program: Any, *arguments: Any) -> Any:
-        if program not in self._ready:
-            self._ready[program] = self.programs.ready(program, *arguments)
-        return self._ready[program]
-
-    def _with_state(self) -> EngineState:
-        if self._state is None:
-            placement = self._model.placement
-            args = self._model.config, self.sizes, self._dtype, _zeros, placement
-            self._state = EngineState.create(*args, draft=self.draft)
-        return self._state
+    def _creation(self) -> Callable[[], EngineState]:
+        """Returns a function that creates the state; it holds no reference to this object."""
+        args = self._model.config, self.sizes, self._dtype, _zeros, self._model.placement
+        return functools.partial(EngineState.create, *args, draft=self.draft)
 
 
 def row_buckets(slots: int, on_gpu: bool, deterministic: bool) -> tuple[int, ...]:

@@ -199,9 +199,9 @@ class EngineState:
         if draft is not None:
             other, vector = config_of(draft), None
             if isinstance(draft, NextTokens):
-                vector = array((slots, config.hidden_size), jnp.float32, None)
+                vector = array((slots, config.hidden_size), jnp.float32, whole)
             drafting = DraftState(
-                array((), jnp.float32, None),
+                array((), jnp.float32, whole),
                 [] if other is None else pages(other, is_draft=True),
                 [] if other is None else states(other, slots),
                 vector,
@@ -319,6 +319,25 @@ def put_states(states: Any, new: Any, rows: jax.Array | None, placement: Placeme
         return _put(states, new, rows)
     states, new = (jax.tree.map(placement.replicate_rows, tree) for tree in (states, new))
     return jax.tree.map(placement.shard_rows, _put(states, new, rows))
+
+
+def copied_states(
+    source: Any, target: Any, sources: jax.Array, targets: jax.Array, placement: Placement | None
+) -> Any:
+    """Returns `target` states with rows that are copied from `source` states, in each group.
+
+    sources, targets: int32 (groups * n,), numbered within the group; targets out of range are
+    ignored.
+    """
+
+    def copied(source: Any, target: Any, sources: jax.Array, targets: jax.Array) -> Any:
+        return _put(target, taken(source, sources), targets)
+
+    if placement is None or placement.data is None:
+        return copied(source, target, sources, targets)
+    rows = PartitionSpec(placement.data)
+    in_groups = jax.shard_map(copied, mesh=placement.mesh, in_specs=rows, out_specs=rows)
+    return in_groups(source, target, placement.shard_rows(sources), placement.shard_rows(targets))
 
 
 def taken(arrays: Any, slots: jax.Array | None) -> Any:

@@ -22,7 +22,7 @@ from ..sampling.sampler import Logprobs, logprobs_of, sample
 from ..sampling.stages import SamplingArrays, SamplingStages
 from ..support.exportable import exportable
 from .adapters import Stacks, put_entry
-from .engine_state import EngineState, Past, Sizes, config_of, put_states, taken, taken_states
+from .engine_state import EngineState, Past, Sizes, config_of, copied_states, taken
 from .programs import Program, Weights, replicated, shapes_of
 from .speculative import verify
 from .speculative.drafts import DraftModel, NextTokens
@@ -639,6 +639,8 @@ class ForwardRows(DecodeRows):
         token = jnp.take(state.token, fields.slot, mode="clip")
         x, cache = decoder.decode_vectors(self._rows(token), cache, _runs(state, fields))
         logits = decoder.logits(x).astype(jnp.float32)
+        if placement is not None:
+            logits = placement.replicate(logits)
         return state.stored(cache, slots, placement=placement), logits
 
     def results(self, arguments: tuple[Any, ...]) -> Any:
@@ -699,9 +701,10 @@ def _runs(state: EngineState, fields: RowFields) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CopyStates(Program):
-    """Copies recurrent states between slots and snapshots.
+    """Copies recurrent states between slots and snapshots of each group.
 
-    (state, sources int32 (n,), targets int32 (n,)) -> state. Targets out of range are ignored.
+    (state, sources int32 (groups * n,), targets int32 (groups * n,)) -> state. Sources and targets
+    are numbered within a group. Targets out of range are ignored.
 
     Attributes:
       saves: True copies slots to snapshots, False snapshots to slots.
@@ -711,13 +714,12 @@ class CopyStates(Program):
 
     donated: ClassVar[tuple[int, ...]] = (0,)
     takes_weights: ClassVar[bool] = False
+    returns_state: ClassVar[bool] = True
 
     def __call__(self, state: EngineState, sources: jax.Array, targets: jax.Array) -> EngineState:
         old, new = state.states, state.snapshots
         source, target = (old, new) if self.saves else (new, old)
-        placement = self.network.placement
-        rows = taken_states(source, sources, placement)
-        copied = put_states(target, rows, targets, placement)
+        copied = copied_states(source, target, sources, targets, self.network.placement)
         return dataclasses.replace(state, **{"snapshots" if self.saves else "states": copied})
 
     def results(self, arguments: tuple[Any, ...]) -> EngineState:
@@ -736,6 +738,7 @@ class FillHistory(Program):
 
     donated: ClassVar[tuple[int, ...]] = (0,)
     takes_weights: ClassVar[bool] = False
+    returns_state: ClassVar[bool] = True
 
     def __call__(
         self,

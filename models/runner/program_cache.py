@@ -15,6 +15,7 @@ from jax_q4k import selected
 from jax_q4k.cache.program_cache import Types, settings, trace_context
 from jax_q4k.collecting import gc_throttled
 
+from .engine_state import EngineState
 from .model import Model
 from .programs import Program
 from .speculative.drafts import PromptLookup
@@ -76,11 +77,25 @@ class CachedPrograms:
         if on_disk:
             ready = cached_program(self._model, program, arguments)
         else:
-            ready = program.jitted()
+            ready = program.jitted(shardings=_shardings(self._model, program, arguments))
             ready.lower(*arguments).compile()  # later calls reuse this executable
         self.compile_seconds += time.perf_counter() - began
         self.compilations += 1
         return ready
+
+
+def _shardings(model: Model, program: Program, arguments: tuple[Any, ...]) -> Any:
+    """Returns the shardings of a program's results; None if they need not be given.
+
+    On automatic axes XLA would choose them. A state with other shardings would compile the next
+    program again.
+    """
+    placement = model.placement
+    states = [argument for argument in arguments if isinstance(argument, EngineState)]
+    if placement is None or placement.explicit or not states:
+        return None
+    kept = jax.tree.map(lambda x: x.sharding, states[0])
+    return kept if program.returns_state else (kept, placement.replicated)
 
 
 def _settings_of(model: Model) -> str:

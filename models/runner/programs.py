@@ -71,14 +71,17 @@ class Program:
     donated: ClassVar[tuple[int, ...]] = ()
     #: Whether the first argument is the weights.
     takes_weights: ClassVar[bool] = True
+    #: Whether an engine's program returns its state alone, not a tuple of state and results.
+    returns_state: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
         return type(self).__qualname__.lower()
 
-    def jitted(self, *, keep_unused: bool = False) -> Any:
+    def jitted(self, *, keep_unused: bool = False, shardings: Any = None) -> Any:
         """Returns the jitted function, whose compiled code is freed with its last reference.
 
+        shardings: of the results; None means that the program determines them.
         keep_unused: pass True only for `jax_q4k.cache.program_cache`, which needs it. With it JAX
         0.12 never frees compiled code: its cache of jaxprs without dead code holds its own keys.
         """
@@ -94,6 +97,7 @@ class Program:
             donate_argnums=self.donated,
             compiler_options=CUDA_COMPILER_OPTIONS if self.network.on_gpu else None,
             keep_unused=keep_unused,
+            out_shardings=shardings,
         )
 
     @property

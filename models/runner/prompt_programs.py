@@ -42,8 +42,8 @@ class TokenScores:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _OfVectors(Program):
-    """Base of programs on hidden states float32 (rows, time, hidden_size) of pieces.
+class PromptProgram(Program):
+    """Base of programs on the hidden states float32 (rows, time, hidden_size) of pieces.
 
     Attributes:
       rows, time: sizes of the prefill program.
@@ -59,7 +59,7 @@ class _OfVectors(Program):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoreTokens(_OfVectors):
+class ScoreTokens(PromptProgram):
     """Computes log-probabilities of the tokens that follow some of a step's tokens.
 
     (weights, vectors, tokens int32 (2, rows * time), count int32 ()) -> TokenScores of (rows *
@@ -109,7 +109,7 @@ class ScoreTokens(_OfVectors):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PoolTokens(_OfVectors):
+class PoolTokens(PromptProgram):
     """Adds up the outputs of the final norm of each row's tokens, each times its share.
 
     (weights, vectors, shares float32 (rows, time)) -> float32 (rows, hidden_size).
@@ -126,7 +126,7 @@ class PoolTokens(_OfVectors):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReadTokens(_OfVectors):
+class ReadTokens(PromptProgram):
     """Returns the hidden states of each token, on one device: (weights, vectors) -> float32.
 
     Attributes:

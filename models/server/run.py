@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import jax
 import uvicorn
 from starlette.applications import Starlette
 
@@ -98,7 +99,7 @@ class Server(uvicorn.Server):
         engine = self.service.engine
         is_serving = not self.service.is_draining
         if engine is not None and not engine.is_open and is_serving and self.code == DRAINED:
-            logger.error("the engine has failed")
+            logger.error("the engine has failed: %s", engine.failure)
             self.code, self.should_exit = FAILED, True
         ends: bool = await super().on_tick(counter)
         return ends
@@ -179,7 +180,9 @@ def serve(
 ) -> int:
     """Serves a model over HTTP until SIGTERM or Ctrl-C, like `jax-q4k serve`.
 
-    Prints the address when requests are served. The logger `jax_q4k.server` logs all requests.
+    Prints the address when requests are served. The logger `jax_q4k.server` logs all requests. If
+    the model is on devices of several processes, all of them call this with the same arguments:
+    process 0 serves, and the others return when it does.
 
     Args:
       model: a model, for which an Engine is made, or an engine with options of its own. The engine
@@ -194,9 +197,14 @@ def serve(
     Raises:
       ValueError: `host` is reached by other machines, and there is neither a key nor `open`.
       OSError: the address cannot be had.
-      RuntimeError: the engine failed. Other errors: an engine could not be made.
+      RuntimeError: the engine failed, here or in process 0. Other errors: an engine could not be
+        made.
     """
     settings = dataclasses.replace(settings or Settings(), **fields).serving_at(host, open=open)
+    placement = model.placement if isinstance(model, Model) else model.model.placement
+    if placement is not None and placement.spans_processes and jax.process_index():
+        with model if isinstance(model, Engine) else Engine(model, constraints=True):
+            return DRAINED
     listening, errors = listen(host, port), list[Exception]()
     port = listening.getsockname()[1]
 
@@ -212,5 +220,6 @@ def serve(
     if errors:
         raise errors[0]
     if code == FAILED:
-        raise RuntimeError("the engine has failed")
+        failure = None if server.service.engine is None else server.service.engine.failure
+        raise RuntimeError("the engine has failed") from failure
     return code

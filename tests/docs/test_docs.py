@@ -43,6 +43,7 @@ NOT_RUN = {
     ("docs/clients.md", "from langchain_openai import"): "needs a server",
     ("docs/clients.md", "from llama_index.llms.openai_like import"): "needs a server",
     ("docs/clients.md", "import litellm"): "needs a server",
+    ("docs/devices.md", "jax.distributed.initialize()"): "needs several processes",
     ("docs/files.md", "jax-q4k generate NAME-00001-of-00003.gguf"): "needs files of a split model",
     ("docs/files.md", "jax-q4k chat Qwen/Qwen2.5-0.5B-Instruct-GGUF"): "needs a network",
     ("docs/performance.md", "$ python -m benchmarks.gpu"): "measures on an NVIDIA GPU",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import jax
 import pytest
+from support.helpers import free_port
 from support.paths import GOLDEN, ROOT
 
 import jax_q4k as jq
@@ -80,12 +80,6 @@ def ways(model: Any) -> list[Any]:
         [pieces[-1].output.text, pieces[-1].output.finish_reason],
         round(models.score(model, text).nats, 2),
     ]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def processes(code: str, *arguments: object) -> list[str]:

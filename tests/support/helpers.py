@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,6 +29,13 @@ def nmse(got, want) -> float:
     if power == 0:
         return 0.0 if error == 0 else float("nan") if np.isnan(error) else float("inf")
     return float(error / power)
+
+
+def free_port() -> int:
+    """Returns a port of this machine that was free a moment ago."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def in_64_bit_mode(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.engine import sizing
+from jax_q4k.models.engine.stages import standard_stages
 from jax_q4k.models.sampling.stages import SamplingStages
 
 #: (tokens of a common beginning, own tokens) of prompts that end in the same bucket of lengths.
@@ -41,10 +42,13 @@ def samplings_of(count: int, **fields: Any) -> list[models.Sampling]:
     ]
 
 
-def exactly(model: models.Model, *, few_programs: bool = False, **options: Any) -> models.Engine:
+def exactly(
+    model: models.Model, *, few_programs: bool = False, usual_stages: bool = False, **options: Any
+) -> models.Engine:
     """Returns a small engine with float32 activations.
 
-    few_programs: compiles three programs, without penalties, instead of about ten.
+    few_programs: compiles three programs, without penalties, instead of about ten. usual_stages:
+    compiles these few with penalties, too.
     """
     small = {"max_rows": 2, "max_context": 64, "warm_up": False}
     with contextlib.ExitStack() as stack:
@@ -52,6 +56,8 @@ def exactly(model: models.Model, *, few_programs: bool = False, **options: Any) 
         if few_programs:
             of_engine = sys.modules[models.Engine.__module__]
             stages = SamplingStages(draws=True)
+            if usual_stages:
+                stages = standard_stages((0,))
             for module, name, value in (
                 (sizing, "CPU_SHAPES", ((1, 16), (2, 32))),
                 (of_engine, "row_buckets", lambda slots, *_: (slots,)),

@@ -122,11 +122,11 @@ def test_an_interrupt_between_and_within_pieces(
     dispatch, seen = Stepper.dispatch, []
 
     def interrupted(stepper: Stepper, plan: Plan) -> Any:
-        before = stepper._state
+        before = stepper.executor.state
         ticket = dispatch(stepper, plan)
         seen.append(plan)
         if len(seen) == calls:
-            stepper._state = before  # an interrupt comes before the new state is stored
+            stepper.executor.state = before  # an interrupt comes before the new state is stored
             raise KeyboardInterrupt
         return ticket
 

@@ -367,6 +367,20 @@ def test_the_group_with_the_cached_prefix_is_chosen():
     assert other.slot == 5
 
 
+def test_prompts_that_wait_for_others_go_to_another_group():
+    """A cached beginning counts as much as the tokens that are prefilled before the prompt."""
+    runner = make_runner(groups=2, pages=40)
+    prompt = prompt_of(64, 2)
+    runner.submit(prompt, 2)
+    runner.finish()
+    rests = prompt_of(100, 2, 5), [1, 2], [3]
+    all = [runner.submit([*prompt, *rest], 2) for rest in rests]
+    runner.step()
+    # The second would wait for 100 tokens instead of computing 64, the third for 66.
+    assert [sequence.slot for sequence in all] == [0, 4, 1]
+    runner.finish()
+
+
 # Ends.
 
 

@@ -83,7 +83,7 @@ def test_steps_without_drafts_run_the_drafter(name: str) -> None:
             output = engine.generate([*REPETITIVE, *first.tokens], **FIELDS)
             if off_first:
                 assert output.timings.reused_tokens == 64
-            state = engine._loop.stepper._state
+            state = engine._loop.stepper.executor.state
             assert state is not None and state.draft is not None
             return first.tokens, output, state.draft.vector
 
