@@ -44,7 +44,8 @@ def described(
 
 def _of_token(model: Model, token: int, one: TokenLogprobs) -> dict[str, Any]:
     top = [_named(model, *pair) for pair in one.top]
-    return _named(model, token, one.logprob) | {"top": top}
+    found = _named(model, token, one.logprob) | {"top": top}
+    return found if one.rank is None else found | {"rank": one.rank}
 
 
 def _named(model: Model, token: int, logprob: float) -> dict[str, Any]:

@@ -311,8 +311,9 @@ class Scheduler:
         needed = pools.room_for(sequence, hit, most)
         if not others:
             return True  # it fits alone, see `add`
+        growing = sum(s.limit > s.prefill_end for s in others)  # a page each for new tokens
         for kind, pool in pools.pages.items():
-            reserved = sum(pools.outstanding(s, kind, most) for s in others) + len(others)
+            reserved = sum(pools.outstanding(s, kind, most) for s in others) + growing
             if needed[kind] + reserved > pool.free:
                 return False
         return True

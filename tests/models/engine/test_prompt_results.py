@@ -104,6 +104,18 @@ def test_a_prompt_alone() -> None:
     assert outputs[1].prompt_logprobs == [None]
 
 
+def test_prompts_that_fill_all_pages_run_together() -> None:
+    """A prompt alone needs no further page for a new token."""
+    loaded = model("llama-gqa")
+    prompts = prompts_of(loaded, ((0, 32), (0, 31), (0, 30)))
+    with exactly(loaded, few_programs=True, max_rows=3, pages=6) as engine:
+        with Gate(engine) as gate:
+            for ids in prompts:
+                engine.submit_embedding(ids)
+            gate.step()
+            wait_until(lambda: engine.stats().running == 3)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -96,7 +96,7 @@ def test_an_end_token_is_the_answers(engine: models.Engine, server: Running) -> 
 
 
 def test_vllms_prompt_logprobs(engine: models.Engine, server: Running) -> None:
-    """In the choices of completions, and once in a chat's answer."""
+    """Choices of completions have them, and a chat's answer once."""
     tokenizer = engine.model.tokenizer
     assert tokenizer is not None
     ids = tokenizer.encode(PROMPT)

@@ -110,6 +110,7 @@ def test_json(run: Any) -> None:
         ids = loaded.tokenizer.encode(("The sea", "My dear")[i])
         assert first is None and [one["token"] for one in others] == ids[1:]
         assert [len(one["top"]) for one in others] == [1] * len(others)
+        assert all(one["rank"] >= 1 for one in others)
     timings = whole["timings"]
     assert timings["new_tokens"] == 8 and timings["prompt_tokens"] > 2
     seconds = {name for name in timings if name.endswith("_seconds")}
