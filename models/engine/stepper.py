@@ -306,7 +306,7 @@ class Stepper:
         buckets = self.buckets if self.sizes.groups == 1 else (self.sizes.slots,)
         kinds = (DecodeRows, ForwardRows) if constraints else (DecodeRows,)
         programs: list[PrefillPieces | DecodeRows] = []
-        for places in sorted({0, self._adapters}):
+        for places in sorted({self._places_for(()), self._adapters}):
             options: Any = {"stages": self.standard, "adapters": places}
             programs += [
                 self._sampling_program(
@@ -665,7 +665,9 @@ class Stepper:
 
     def _places_for(self, entries: Sequence[Piece | Row]) -> int:
         """Returns the places for adapters of a program for these rows: none if no row has one."""
-        return self._adapters if any(entry.sequence.adapter for entry in entries) else 0
+        # XLA fuses programs with and without adapters in other ways, which changes bits.
+        needed = self._deterministic or any(entry.sequence.adapter for entry in entries)
+        return self._adapters if needed else 0
 
     def _sampling_program(self, kind: Any, **fields: Any) -> Any:
         return kind(**self.common, **fields)
