@@ -103,6 +103,16 @@ def test_tokens_are_those_of_models_with_the_adapters(name: str) -> None:
             for p, s, k in zip(prompts, samplings, keys, strict=True)
         ]
         assert not differing(got, want), "one by one"
+        asked = models.Sampling(max_new_tokens=0, prompt_logprobs=0)
+        for key in ("a", None):
+            scores, values = (
+                [entry and entry.logprob for entry in output.prompt_logprobs or ()]
+                for output in (
+                    engine.generate(prompts[0], asked, adapter=key),
+                    *alone(adapted(name, key), prompts[:1], [asked]),
+                )
+            )
+            assert scores[1:] == pytest.approx(values[1:], abs=1e-3)
         engine.check()
         assert engine.stats().reused_tokens > 0
 
