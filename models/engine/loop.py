@@ -346,6 +346,8 @@ class EngineLoop:
         self.scheduler.commit(sequence, tokens[: known + taken], at, speculated=speculated)
         if new and request.matcher is not None and not request.is_done:
             self._force(request)
+            if request.matcher.is_free:  # later steps need no masks
+                request.matcher, sequence.constrained = None, False
         if request.is_done:
             self._end(request)
         elif len(sequence.tokens) >= sequence.limit:  # the context is full

@@ -99,6 +99,11 @@ class Matcher:
         self._forced: collections.deque[int] = collections.deque()
         self.is_finished = False
 
+    @property
+    def is_free(self) -> bool:
+        """Whether everything may follow: the thought is over, and nothing else was demanded."""
+        return self._matcher is None and self._before is None
+
     def allow(self, mask: np.ndarray) -> None:
         """Writes which tokens may come next to `mask`, int32 (vocab_size / 32,), a bit for each.
 

@@ -246,3 +246,19 @@ def test_an_answer_that_cannot_go_on(demo: models.Model) -> None:
         check_one = engine.generate("A", constraint=impossible)
         assert check_one.text == "1"
         engine.check()
+
+
+def test_an_answer_is_free_behind_its_limited_thought(demo: models.Model) -> None:
+    """The end of the thought is forced; the steps behind it have no masks."""
+    thought = Thought("</think>", budget=5)
+    fields: dict[str, Any] = {"max_new_tokens": 40, "ignore_end": True, "temperature": 0.0}
+    with exactly(demo, few_programs=True, max_context=160) as engine:
+        ids = demo.tokenizer.encode("A") if demo.tokenizer else []
+        request = engine.submit(ids, constraint=Constraint.anything().following(thought), **fields)
+        tokens = request.result().tokens
+        assert request.matcher is None and len(tokens) == 40
+        assert demo.tokenizer is not None
+        decoded = (demo.tokenizer.decode(tokens[:i]) for i in range(40))
+        end = next(i for i, text in enumerate(decoded) if text.endswith("</think>"))
+        rest = engine.generate([*ids, *tokens[:end]], **fields | {"max_new_tokens": 40 - end})
+        assert rest.tokens == tokens[end:] and is_idle(engine)
