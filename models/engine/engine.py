@@ -29,7 +29,15 @@ from .arguments import check_draft, check_request, draft_of, prompt_rows, sampli
 from .loop import EngineLoop
 from .outputs import Output
 from .pools import Pools
-from .processes import HEARTBEAT, Codec, Leader, check_agreement, check_processes, follow
+from .processes import (
+    HEARTBEAT,
+    Codec,
+    Leader,
+    check_agreement,
+    check_processes,
+    described,
+    follow,
+)
 from .request import ContextShift, Hooks, Request
 from .scheduler import Scheduler
 from .sizing import engine_limits, engine_sizes, expected_step_seconds, is_recurrent
@@ -141,7 +149,8 @@ class Engine:
             few requests take longer; a preempted request samples its tokens again, and answers are
             not reused as prefixes.
           draft: speculative decoding of all requests, as in `generate`; None means off. It suits
-            few requests at a time, since the next step waits for the last one's results.
+            few requests at a time, since the next step waits for the last one's results. Over
+            several processes the model's own multi-token-prediction layer cannot be used.
           cache_dtype: dtype of the pages, as in `generate`.
           warm_up: compiles all programs now. False compiles each when it is first needed, as with
             drafts.
@@ -166,6 +175,8 @@ class Engine:
         rows = _checked(max_rows, "max_rows", 1024) or 1
         pages = _checked(pages, "pages", 2**31 // PAGE_SIZE - 1)
         kind = draft_of(draft, model)
+        if not process_timeout > 0:
+            raise ValueError(f"process_timeout={process_timeout} must be above 0")
         places = _checked(max_adapters, "max_adapters", MOST_ADAPTERS, 0) or 0
         rank = _checked(max_adapter_rank, "max_adapter_rank", MOST_RANK) or 1
         check_room(places, model, kind)
@@ -176,8 +187,8 @@ class Engine:
         self.leads = not self._several or jax.process_index() == 0
         if self._several:
             check_processes(model)
-            options = rows, pages, context, dtype, kind, deterministic, warm_up, constraints
-            check_agreement(repr((model.network.fingerprint(), options, selection)))
+            options = rows, pages, context, dtype, deterministic, warm_up, constraints, selection
+            check_agreement(repr((model.network.fingerprint(), described(kind), options)))
         self._limits = engine_limits(model, rows, kind, deterministic=deterministic)
         self._sizes = engine_sizes(model, self._limits, pages, context, dtype, kind)
         counts = dict(zip(self._sizes.kinds, self._sizes.pages, strict=True))
