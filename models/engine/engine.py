@@ -228,8 +228,8 @@ class Engine:
         self._thread = threading.Thread(target=run, daemon=True, name="jax-q4k-engine")
         self._thread.start()
         if leader is not None:
-            watch = functools.partial(self._watch, leader, process_timeout)
-            threading.Thread(target=watch, daemon=True, name="jax-q4k-watch").start()
+            watched = weakref.ref(self), self._thread, self._loop, leader, process_timeout
+            threading.Thread(target=_watch, args=watched, daemon=True).start()
         _OPEN.add(self)
 
     def submit(
@@ -438,20 +438,14 @@ class Engine:
         finally:
             self._closing = True
 
-    def _watch(self, leader: Leader, seconds: float) -> None:
-        """Fails if the engine's thread waits for other processes for too long."""
-        while self._thread.is_alive():
-            self._thread.join(0.5)
-            began = leader.waiting_since or self._loop.waiting_since
-            if began is not None and time.monotonic() >= began + seconds:
-                problem = f"another process has not done its part of a step for {seconds:g} s"
-                self._error = TimeoutError(f"{problem}; it may have ended")
-                self._is_stuck = True
-                error = EngineClosedError(_failed(self._error))
-                error.__cause__ = self._error
-                with self._wake:
-                    self._loop.abandon(error)
-                return
+    def _abandon(self, problem: str) -> None:
+        """Ends the engine although its thread does not end."""
+        self._error = TimeoutError(problem)
+        self._is_stuck = True
+        error = EngineClosedError(_failed(self._error))
+        error.__cause__ = self._error
+        with self._wake:
+            self._loop.abandon(error)
 
     def _add(self, requests: list[Request]) -> None:
         with self._wake:
@@ -522,6 +516,24 @@ def _run(
     if leader is not None and not isinstance(failure, jax.errors.JaxRuntimeError):
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             leader.send_end("" if failure is None else repr(failure))
+
+
+def _watch(
+    engine: weakref.ref[Engine],
+    thread: threading.Thread,
+    loop: EngineLoop,
+    leader: Leader,
+    seconds: float,
+) -> None:
+    """Ends the engine if its thread waits for other processes for too long."""
+    while thread.is_alive():
+        thread.join(0.5)
+        began = leader.waiting_since or loop.waiting_since
+        if began is not None and time.monotonic() >= began + seconds:
+            if (found := engine()) is not None:
+                problem = f"another process has not done its part of a step for {seconds:g} s"
+                found._abandon(f"{problem}; it may have ended")
+            return
 
 
 def _failed(error: BaseException) -> str:
