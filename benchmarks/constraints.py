@@ -56,7 +56,7 @@ def measure(model: Any, rounds: int) -> dict[str, Any]:
     rows, vocab = max(CLIENTS), model.config.vocab_size
     options: dict[str, Any] = {"max_rows": rows, "max_context": 256, "constraints": True}
     with models.Engine(model, **options) as engine:
-        targets = {name: _submitter(engine, one) for name, one in constraints.items()}
+        targets = {name: _submitter(engine, name, one) for name, one in constraints.items()}
         for submit in targets.values():
             closed(submit, Work(vocab, rows, seed=1), rows)  # warms up
         for count in CLIENTS:
@@ -72,12 +72,12 @@ def measure(model: Any, rounds: int) -> dict[str, Any]:
     return results
 
 
-def _submitter(engine: Any, constraint: Any) -> Submit:
+def _submitter(engine: Any, name: str, constraint: Any) -> Submit:
+    # With a salt, the kinds of requests do not find each other's prompts in the prefix cache.
+    fields: dict[str, Any] = {"ignore_end": True, "constraint": constraint, "cache_salt": name}
     return lambda prompt, tokens: (
         piece
-        for piece in engine.submit(
-            prompt, max_new_tokens=tokens, ignore_end=True, constraint=constraint
-        )
+        for piece in engine.submit(prompt, max_new_tokens=tokens, **fields)
         if piece.token is not None
     )
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .sampling import Constraint, ConstraintError, Sampling, Thought
     from .server.run import serve
     from .support.assets import demo_path
+    from .tasks.divergence import Divergence, Estimate, kl_divergence
     from .tasks.embeddings import embed
     from .tasks.perplexity import Score, score
 
@@ -53,9 +54,11 @@ __all__ = [
     "ContextShift",
     "Conversation",
     "Decoder",
+    "Divergence",
     "Engine",
     "EngineClosedError",
     "EngineStats",
+    "Estimate",
     "Model",
     "Output",
     "Packed",
@@ -77,6 +80,7 @@ __all__ = [
     "from_gguf",
     "from_pretrained",
     "generate",
+    "kl_divergence",
     "load",
     "load_compiled",
     "load_nextn",

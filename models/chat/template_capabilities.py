@@ -16,6 +16,8 @@ Probe = Callable[[dict[str, Any]], str | None]
 
 Messages = list[dict[str, Any]]
 
+#: Fields in which templates read the thoughts of an answer; messages have the first.
+_THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _MARK = "Zq8xProbe"  # does not occur in templates, and none modifies it
 _PARTS = [{"type": "text", "text": _MARK}]
 _TOOL = {
@@ -46,7 +48,7 @@ class TemplateCapabilities:
 
         Raises ValueError for a part that is not text if the template supports only text.
         """
-        adapted = [self._with_calls(dict(message)) for message in messages]
+        adapted = [self._with_thought(self._with_calls(dict(message))) for message in messages]
         if "developer" not in self._template:
             for message in adapted:
                 if message["role"] == "developer":
@@ -59,9 +61,13 @@ class TemplateCapabilities:
 
     def _is(self, name: str, value: str) -> bool:
         """Returns whether the result of the probe `_probe_NAME` is `value`."""
+        return self._result(name) == value
+
+    def _result(self, name: str) -> str:
+        """Returns the result of the probe `_probe_NAME`."""
         if name not in self._found:
             self._found[name] = getattr(self, f"_probe_{name}")()
-        return self._found[name] == value
+        return self._found[name]
 
     def _content(self, message: dict[str, Any], name: str) -> dict[str, Any]:
         """Returns {"content": new content} for a message, or {} if it does not change."""
@@ -77,6 +83,21 @@ class TemplateCapabilities:
         if _are_parts(content) and self._is(f"content_of_{role}", "text"):
             return {"content": _joined(content, name)}
         return {}
+
+    def _with_thought(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Returns the message with its thought in the field that the template reads.
+
+        A message with calls and a text stays as it is, because gpt-oss's template refuses a thought
+        beside both.
+        """
+        given, *others = _THOUGHT_FIELDS
+        thought = message.get(given)
+        if not isinstance(thought, str) or any(name in message for name in others):
+            return message
+        name = self._result("thought")
+        if name == given or (message.get("content") and message.get("tool_calls")):
+            return message
+        return {key: value for key, value in message.items() if key != given} | {name: thought}
 
     def _with_calls(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the message with arguments of tool calls in the template's format.
@@ -152,6 +173,20 @@ class TemplateCapabilities:
         if parsed is None or (text is not None and f"'key': {_MARK!r}" in parsed):
             return "text"  # objects raise an error, or are printed as Python reprs
         return "object"
+
+    def _probe_thought(self) -> str:
+        """Probes in which field the template reads a thought; the first if it reads none."""
+        user = {"role": "user", "content": "A"}
+        calling = self._with_calls(self._call({"key": "A"}))
+        for name in _THOUGHT_FIELDS:
+            plain = {"role": "assistant", "content": "A", name: _MARK}
+            for text in (
+                self._render(user, calling | {name: _MARK}, tools=True),
+                self._render(user, plain),
+            ):
+                if text is not None and _MARK in text:
+                    return name
+        return _THOUGHT_FIELDS[0]
 
     def _probe_no_content(self) -> str:
         """Probes whether a message with tool calls needs an empty content."""

@@ -34,6 +34,8 @@ OPTIONS_ELSEWHERE = {
     ("-c", "--ctx-size", "--context"): "the context grows as needed, up to the model's; "
     "--context-shift continues beyond it",
     ("-ngl", "--gpu-layers", "--n-gpu-layers"): "if JAX finds a GPU, it runs all layers",
+    ("--think", "--hidethinking", "--reasoning-format"): "`jax-q4k chat` folds "
+    "thoughts; --show-thinking shows them, --no-thinking asks for answers without",
     ("--jinja", "-cnv"): "`jax-q4k chat` and `generate --chat` use the model's chat template",
 }
 

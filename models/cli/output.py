@@ -86,6 +86,13 @@ def bytes_progress(
     return progress(title, notes, DownloadColumn(binary_units=True), TransferSpeedColumn())
 
 
+def reading_status(notes: Console) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context manager that shows, on a terminal, that a prompt is being processed."""
+    if not notes.is_terminal:
+        return contextlib.nullcontext()
+    return notes.status("Compiling, reading the prompt")
+
+
 def timings_line(timings: Timings, clock: Clock | None = None, seed: int | None = None) -> str:
     """Formats the speed of an answer and, with a clock, the seconds of each phase."""
     parts = [f"{timings.new_tokens} tokens"]

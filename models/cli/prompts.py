@@ -123,6 +123,15 @@ def add_template(parser: Any) -> None:
     )
 
 
+def add_show_thinking(parser: Any) -> None:
+    """Adds --show-thinking, for thoughts in full."""
+    parser.add_argument(
+        "--show-thinking",
+        action="store_true",
+        help="write the model's thoughts in full, to standard error; default: one line for each",
+    )
+
+
 def template_variables(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the variables that `add_template`'s options set."""
     return {"enable_thinking": False} if options.no_thinking else {}

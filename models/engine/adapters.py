@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from ..runner.adapters import Adapter, Stacks, arrays_for, check_scale, stacks_for
 from ..runner.model import Model
 from ..runner.programs import shapes_of
-from ..runner.speculative.drafts import Draft
 
 #: Limits of `max_adapters` and `max_adapter_rank`.
 MOST_ADAPTERS, MOST_RANK = 256, 1024
@@ -113,12 +112,10 @@ class Adapters:
             raise ValueError(f"the adapter {name!r} is loaded already; unload it first")
 
 
-def check_room(count: int, model: Model, draft: Draft | None) -> None:
-    """Raises ValueError for a model or drafts that cannot be combined with adapters."""
+def check_room(count: int, model: Model) -> None:
+    """Raises ValueError for a model that cannot be combined with adapters."""
     if count and model.placement is not None:
         raise ValueError("model is on several devices; max_adapters needs a model on one device")
-    if count and draft is not None:
-        raise ValueError("max_adapters cannot be combined with speculative decoding (draft)")
 
 
 def adapters_of(adapter: Any, rows: int) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..config.pooling import POOLINGS, normalizes, pooling_of
 from ..runner.model import Model
 from ..runner.speculative.drafts import Draft, DraftModel, NextTokens, PromptLookup
 from ..sampling import Sampling
@@ -37,17 +38,24 @@ def _sampling(sampling: Any, fields: dict[str, Any]) -> Sampling:
     return dataclasses.replace(sampling, **fields) if fields else sampling
 
 
-def prompt_rows(model: Model, prompts: Any) -> tuple[list[np.ndarray], bool]:
-    """Tokenizes prompts: returns int32 ids per prompt, and whether `prompts` was a single one."""
+def prompt_rows(
+    model: Model, prompts: Any, name: str = "prompt", *, add_end: bool = False
+) -> tuple[list[np.ndarray], bool]:
+    """Tokenizes prompts: returns int32 ids per prompt, and whether `prompts` was a single one.
+
+    name: what errors call a prompt. add_end: whether texts get the end token that the model's file
+    asks for.
+    """
+    all = f"{name}s"
     if not isinstance(model, Model):
         found = f"model is of type {type(model).__name__}"
         raise TypeError(f"{found}; it must be a Model, such as models.load(path) returns")
     if isinstance(prompts, bytes | bytearray):
-        raise TypeError("prompts is bytes; decode them to text, or pass a list of token ids")
+        raise TypeError(f"{all} is bytes; decode them to text, or pass a list of token ids")
     is_rows = isinstance(prompts, Sequence | np.ndarray | jax.Array)  # a str is a Sequence
     if not is_rows or getattr(prompts, "ndim", 1) == 0:
         raise TypeError(
-            f"prompts is of type {type(prompts).__name__}; "
+            f"{all} is of type {type(prompts).__name__}; "
             "it must be a text, ids, or a list of either"
         )
     single = isinstance(prompts, str) or (
@@ -56,26 +64,55 @@ def prompt_rows(model: Model, prompts: Any) -> tuple[list[np.ndarray], bool]:
     rows = [prompts] if single else list(prompts)
     if len(prompts) and isinstance(prompts[0], Mapping):
         replacement = "models.chat.encode(model.tokenizer, messages), or use a models.Conversation"
-        raise TypeError(f"prompts holds messages; pass {replacement}")
+        raise TypeError(f"{all} holds messages; pass {replacement}")
     if not rows:
-        raise ValueError("prompts is empty; at least one prompt of at least one token is needed")
+        raise ValueError(f"{all} is empty; at least one {name} of at least one token is needed")
     return [
-        _ids(model, row, "prompt" if single else f"prompts[{i}]") for i, row in enumerate(rows)
+        _ids(model, row, name if single else f"{all}[{i}]", add_end) for i, row in enumerate(rows)
     ], single
 
 
-def _ids(model: Model, prompt: Any, name: str) -> np.ndarray:
+def _ids(model: Model, prompt: Any, name: str, add_end: bool) -> np.ndarray:
     if isinstance(prompt, str):
         if model.tokenizer is None:
             raise ValueError(f"{name} is a text, but the model has no tokenizer: pass token ids")
-        prompt = model.tokenizer.encode(prompt, add_end=False)
+        prompt = model.tokenizer.encode(prompt, add_end=add_end)
     ids = np.asarray(prompt)
     if ids.ndim != 1 or ids.size == 0:
         raise ValueError(
-            f"{name} has shape {ids.shape}; it must be a text or ids (time,), at least one"
+            f"{name} has shape {ids.shape}; it must be a text or ids (time,), at least one token"
         )
     model.check_ids(name, ids)
     return ids.astype(np.int32)
+
+
+def embedding_rows(model: Model, texts: Any, context: int) -> tuple[list[np.ndarray], bool]:
+    """Tokenizes texts like `prompt_rows`, with end tokens.
+
+    context: most tokens of a text. Raises ValueError for a longer one.
+    """
+    rows, single = prompt_rows(model, texts, "text", add_end=True)
+    for i, ids in enumerate(rows):
+        if len(ids) > context:
+            name = "text" if single else f"texts[{i}]"
+            raise ValueError(f"{name} has {len(ids)} tokens; the context length is {context}")
+    return rows, single
+
+
+def embedding_settings(
+    model: Model, pooling: str | None, normalize: bool | None
+) -> tuple[str, bool]:
+    """Returns pooling and normalization, by default those of the model's file.
+
+    Raises ValueError for an unknown pooling, or an unsupported one of the file.
+    """
+    if pooling is None:
+        pooling = pooling_of(model.metadata, model.config.architecture)
+    if normalize is None:
+        normalize = normalizes(model.metadata)
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling={pooling!r} must be one of {', '.join(POOLINGS)}")
+    return pooling, normalize
 
 
 def check_request(
@@ -109,12 +146,6 @@ def check_request(
     highest = max(sampling.stop_token_ids, default=0)
     if highest >= vocab_size:
         raise ValueError(f"stop_token_ids has {highest}; ids must be 0 to {vocab_size - 1}")
-
-
-def check_draft(draft: Draft | None, samplings: Sequence[Sampling]) -> None:
-    """Raises ValueError for constraints with drafts, which would have to be checked on the host."""
-    if draft is not None and any(sampling.constraint is not None for sampling in samplings):
-        raise ValueError("constraint cannot be combined with speculative decoding (draft)")
 
 
 def draft_of(draft: Any, model: Model) -> Draft | None:

@@ -12,10 +12,9 @@ from ..chat.transcript import TRANSCRIPT_STOP, prompt_of
 from ..runner.model import Model
 from ..sampling import Sampling
 from . import generate
+from .answers import ChatAnswer
 from .outputs import Output, Piece
 from .prefix_cache import Prefix
-
-_FINAL, _ANALYSIS = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>"
 
 
 class TooLongError(ValueError):
@@ -41,11 +40,13 @@ class Prompt:
 class Conversation:
     """A chat between a user and a model that has a tokenizer.
 
-    The KV cache is reused for the next answer.
+    The KV cache is reused for the next answer. Thoughts are apart from an answer's text, in
+    `reasoning` of outputs and pieces; the chat template decides which of them the model sees again.
 
     Attributes:
       system: the system message; None if absent.
-      turns: dicts with "role" and "content", without the system message.
+      turns: dicts with "role" and "content", without the system message. Those of answers with
+        thoughts also have "reasoning_content".
       prefix: the KV cache of the last prompt and answer.
       variables: passed on to the chat template, such as {"enable_thinking": False}.
     """
@@ -104,19 +105,26 @@ class Conversation:
             prompt = self.prompt(sampling.max_new_tokens)
             sampling = dataclasses.replace(sampling, max_new_tokens=prompt.max_new_tokens)
             options = {"prefix": self.prefix} | options
-            pieces = generate.stream(self.model, prompt.tokens, sampling, **options)
+            assert self.model.tokenizer is not None
+            answer = ChatAnswer(self.model.tokenizer, prompt.tokens, sampling)
+            pieces = generate.stream(self.model, prompt.tokens, answer.sampling, **options)
         except BaseException:
             self.turns[:] = turns
             raise
         asked = self.turns.pop()
-        return self._answering(list(self.turns), asked, pieces)
+        return self._answering(list(self.turns), asked, pieces, answer)
 
     def _answering(
-        self, before: list[dict[str, Any]], asked: dict[str, Any], pieces: Iterator[Piece]
+        self,
+        before: list[dict[str, Any]],
+        asked: dict[str, Any],
+        pieces: Iterator[Piece],
+        answer: ChatAnswer,
     ) -> Iterator[Piece]:
         """Yields the answer's pieces, then adds message and answer to the turns.
 
-        before: turns that precede the message. asked: the message as a turn.
+        before: turns that precede the message. asked: the message as a turn. answer: splits the
+        pieces.
         """
         with self._lock:
             self._check_turn()
@@ -124,16 +132,15 @@ class Conversation:
                 raise RuntimeError("the conversation has changed since this stream was created")
             self._answers = True
             self.turns.append(asked)
-        text = ""
         try:
             for piece in pieces:
-                text += piece.text
-                yield piece
+                yield answer.split(piece)
         finally:
             pieces.close()  # type: ignore[attr-defined]  # stores the KV cache in the prefix
             with self._lock:
-                if text.strip():
-                    self.add_answer(text.strip())
+                message = answer.message()
+                if message.content.strip() or message.reasoning:
+                    self.add_answer(message.content.strip(), message.reasoning)
                 else:
                     self.turns.pop()  # templates reject two user messages in a row
                 self._answers = False
@@ -173,20 +180,10 @@ class Conversation:
         del self.turns[:dropped]
         return Prompt(tokens, min(max_new_tokens, context - len(tokens)), dropped)
 
-    def add_answer(self, text: str) -> None:
-        """Appends a model's answer.
-
-        Splits the channels of gpt-oss, because templates expect them as separate fields.
-        """
-        answer = {"role": "assistant", "content": text}
-        analysis, final, content = text.rpartition(_FINAL)
-        if final:
-            answer["content"] = content
-            thinking = analysis.partition(_ANALYSIS)[2].partition("<|end|>")[0]
-            answer |= {"thinking": thinking} if thinking else {}
-        elif text.startswith(_ANALYSIS):  # stopped before the final channel
-            answer |= {"content": "", "thinking": text.removeprefix(_ANALYSIS)}
-        self.turns.append(answer)
+    def add_answer(self, text: str, reasoning: str = "") -> None:
+        """Appends a model's answer: its text, and its thoughts without their marks."""
+        thoughts = {"reasoning_content": reasoning} if reasoning else {}
+        self.turns.append({"role": "assistant", "content": text, **thoughts})
 
     def _with_system(self, turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]

@@ -25,7 +25,14 @@ from ..runner.adapters import Adapter
 from ..runner.model import Model
 from ..sampling import Sampling
 from .adapters import MOST_ADAPTERS, MOST_RANK, Adapters, adapters_of, check_room
-from .arguments import check_draft, check_request, draft_of, prompt_rows, samplings_of
+from .arguments import (
+    check_request,
+    draft_of,
+    embedding_rows,
+    embedding_settings,
+    prompt_rows,
+    samplings_of,
+)
 from .loop import EngineLoop
 from .outputs import Output
 from .pools import Pools
@@ -38,6 +45,7 @@ from .processes import (
     described,
     follow,
 )
+from .prompt_results import PROMPT_ALONE, PooledVector, TokenVectors, vectors_of
 from .request import ContextShift, Hooks, Request
 from .scheduler import Scheduler
 from .sizing import engine_limits, engine_sizes, expected_step_seconds, is_recurrent
@@ -148,12 +156,12 @@ class Engine:
             prefixes and preemptions, bit by bit. Every product then has at least 16 rows, so that
             few requests take longer; a preempted request samples its tokens again, and answers are
             not reused as prefixes.
-          draft: speculative decoding of all requests, as in `generate`; None means off. It suits
-            few requests at a time, since the next step waits for the last one's results. Over
-            several processes the model's own multi-token-prediction layer cannot be used.
+          draft: speculative decoding, as in `generate`; None means off. Steps with so many rows
+            that drafts would cost more than they save, which the warm-up measures, and steps with
+            constrained rows run without drafts. Over several processes the model's own
+            multi-token-prediction layer cannot be used.
           cache_dtype: dtype of the pages, as in `generate`.
-          warm_up: compiles all programs now. False compiles each when it is first needed, as with
-            drafts.
+          warm_up: compiles all programs now. False compiles each when it is first needed.
           constraints: also compiles now what requests with a `Sampling.constraint` need.
           max_adapters: LoRA adapters that can be loaded at a time; see `load_adapter`. Requests
             with different ones, or none, run in one batch. It takes memory for as many, and some
@@ -164,8 +172,9 @@ class Engine:
 
         Raises:
           TypeError: `model` is not a Model, or another type of `draft`. ValueError: a number out of
-            range, or a draft that does not fit the model; adapters with drafts, or for a model on
-            several devices; processes that do not agree. All before anything is allocated.
+            range, or a draft that does not fit the model; adapters for a model on several devices;
+            drafts of a deterministic engine for a model with recurrent layers or experts; processes
+            that do not agree. All before anything is allocated.
         """
         if not isinstance(model, Model):
             raise TypeError(f"model is of type {type(model).__name__}; it must be a Model")
@@ -177,9 +186,13 @@ class Engine:
         kind = draft_of(draft, model)
         if not process_timeout > 0:
             raise ValueError(f"process_timeout={process_timeout} must be above 0")
+        rounds = is_recurrent(model.config) or model.config.experts is not None
+        if deterministic and kind is not None and rounds:
+            problem = "recurrent layers and experts round several tokens in another way than one"
+            raise ValueError(f"deterministic cannot be combined with draft: {problem}")
         places = _checked(max_adapters, "max_adapters", MOST_ADAPTERS, 0) or 0
         rank = _checked(max_adapter_rank, "max_adapter_rank", MOST_RANK) or 1
-        check_room(places, model, kind)
+        check_room(places, model)
         self._adapters = Adapters(model, places, rank)
         stacks = self._adapters.stacks()
         selection = current_selection()._replace(batch_invariant=deterministic)
@@ -202,15 +215,15 @@ class Engine:
             row_buckets(self._sizes.slots, model.network.on_gpu, deterministic),
             cache_dtype=dtype,
             selection=selection,
-            standard=standard_stages(end_ids) if kind is None else None,
-            skips=kind is None,
+            standard=standard_stages(end_ids),
+            skips=True,
             draft=kind,
             deterministic=deterministic,
             adapters=stacks,
         )
-        scheduler = Scheduler(pools, self._limits)
+        scheduler = Scheduler(pools, self._limits, stepper.drafts_pay)
         self._loop = EngineLoop(scheduler, stepper, step_seconds=expected_step_seconds(model))
-        if warm_up and kind is None:
+        if warm_up:
             stepper.warm_up(self._limits.shapes, constraints=constraints)
             if places:
                 stepper.put_adapter(1, self._adapters.nothing())
@@ -241,6 +254,7 @@ class Engine:
         priority: int = 0,
         cache_salt: str = "",
         adapter: str | None = None,
+        drafts: bool = True,
         **fields: Any,
     ) -> Request:
         """Adds a request and returns at once.
@@ -254,6 +268,8 @@ class Engine:
           cache_salt: requests share cached prefixes only with requests of the same salt, so that
             nobody learns by timing what others have asked.
           adapter: name of a LoRA adapter that `load_adapter` has loaded; None means none.
+          drafts: whether the request takes part in the engine's speculative decoding, if it has
+            any.
           fields: fields of `Sampling` that override `sampling`.
 
         Raises:
@@ -267,9 +283,51 @@ class Engine:
         (one,) = samplings_of(sampling, fields, 1)
         request = self._request(rows[0], one, shift)
         request.priority, request.salt = operator.index(priority), cache_salt.encode()
-        request.adapter = adapter
+        request.adapter, request.drafts = adapter, drafts
         self._add([request])
         return request
+
+    def submit_embedding(
+        self,
+        text: Any,
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        priority: int = 0,
+    ) -> Request:
+        """Adds a request for the embedding of a text, or of token ids, and returns at once.
+
+        The `embedding` of its output is that of `models.embed`, whose arguments these are. It runs
+        in the steps of all requests, and its pages are free when it ends.
+
+        Raises:
+          ValueError, TypeError: as `models.embed` does, and for a text beyond `max_context` or the
+            pages. EngineClosedError: the engine is closed or has failed.
+        """
+        self._check_open()
+        requests, single = self._embeddings(text, pooling, normalize)
+        if not single:
+            raise TypeError("text is a list of texts; submit one, or call embed")
+        (request,) = requests
+        request.priority = operator.index(priority)
+        self._add([request])
+        return request
+
+    def embed(
+        self, texts: Any, *, pooling: str | None = None, normalize: bool | None = None
+    ) -> Any:
+        """Computes embeddings of one text, or of each of a list of texts, like `models.embed`.
+
+        Returns an array (rows, hidden_size), or (hidden_size,) for a single text; with
+        pooling="none" a list of arrays (tokens, hidden_size), or one of them.
+        """
+        self._check_open()
+        requests, single = self._embeddings(texts, pooling, normalize)
+        vectors = [output.embedding for output in self._results(requests)]
+        if single:
+            return vectors[0]
+        is_one_each = all(vector is not None and vector.ndim == 1 for vector in vectors)
+        return np.stack(vectors) if is_one_each else vectors  # type: ignore[arg-type]
 
     def generate(
         self,
@@ -294,13 +352,7 @@ class Engine:
         requests = [self._request(ids, one, shift) for ids, one in pairs]
         for request, name in zip(requests, adapters, strict=True):
             request.adapter = name
-        self._add(requests)
-        outputs: list[Output] = []
-        try:
-            outputs += [request.result() for request in requests]
-        finally:
-            for request in requests:
-                request.cancel()
+        outputs = self._results(requests)
         return outputs[0] if single else outputs
 
     def load_adapter(self, name: str, adapter: Adapter, *, scale: float = 1.0) -> None:
@@ -412,11 +464,36 @@ class Engine:
         if self.leads or kind is None:  # else the error must not wait for process 0
             self.close()
 
-    def _request(self, ids: np.ndarray, sampling: Sampling, shift: ContextShift | None) -> Request:
-        """Returns a request whose arguments fit the engine."""
+    def _results(self, requests: list[Request]) -> list[Output]:
+        """Adds requests and waits for all of them."""
+        self._add(requests)
+        try:
+            return [request.result() for request in requests]
+        finally:
+            for request in requests:
+                request.cancel()
+
+    def _embeddings(
+        self, texts: Any, pooling: str | None, normalize: bool | None
+    ) -> tuple[list[Request], bool]:
+        """Returns a request for each text, and whether `texts` is a single one."""
+        pooling, normalize = embedding_settings(self.model, pooling, normalize)
+        rows, single = embedding_rows(self.model, texts, self._sizes.context)
+        return [
+            self._request(ids, PROMPT_ALONE, None, vectors_of(len(ids), pooling, normalize))
+            for ids in rows
+        ], single
+
+    def _request(
+        self,
+        ids: np.ndarray,
+        sampling: Sampling,
+        shift: ContextShift | None,
+        vectors: TokenVectors | PooledVector | None = None,
+    ) -> Request:
+        """Returns a request whose arguments fit the engine; vectors: an embedding."""
         context = self._sizes.context
         check_request(self.model, ids, sampling, shift, context)
-        check_draft(self._loop.stepper.draft, [sampling])
         if sampling.processors and self._loop.stepper.executor.peers is not None:
             raise ValueError("processors cannot run in an engine over several processes")
         length = min(len(ids) + sampling.max_new_tokens, context)
@@ -426,7 +503,7 @@ class Engine:
                 f"more than the engine's {self.stats().pages} pages of {PAGE_SIZE} tokens"
             )
         hooks = Hooks(self._cancel, self._wait, self._loop.now)
-        return Request(self.model, ids.tolist(), sampling, shift, hooks)
+        return Request(self.model, ids.tolist(), sampling, shift, hooks, vectors)
 
     def _follow(self, codec: Codec) -> None:
         """Runs the thread of an engine that takes no requests."""

@@ -13,6 +13,7 @@ from ..runner.engine_steps import BeginPieces, ForwardRows, PrefillPieces, Sampl
 from ..runner.model import Model
 from ..runner.program_cache import CachedPrograms
 from ..runner.programs import Program
+from ..runner.prompt_programs import PromptProgram
 
 #: Arguments of programs on the host; scalars are of type `np.int32`.
 Array = np.ndarray | np.int32
@@ -48,16 +49,18 @@ class Executor:
         self.peers: Peers | None = None
         self._model, self._create = model, create
         self._logits: jax.Array | None = None  # of ForwardRows, for SampleRows
+        self._vectors: jax.Array | None = None  # of PrefillPieces, for programs of prompts
         self._ready: dict[Program, Any] = {}
         self._open_masks: dict[tuple[int, int], jax.Array] = {}  # all tokens are allowed
 
     def run(self, program: Program, *arrays: Array | None) -> Any:
         """Runs a program on the state, without waiting for it.
 
-        arrays: its arguments besides weights, state and logits. A mask of tokens, the last one, may
-        be None: all tokens are allowed.
+        arrays: its arguments besides weights, state, logits and hidden states. A mask of tokens,
+        the last one, may be None: all tokens are allowed.
 
-        Returns what the program returns besides the state, or None.
+        Returns what the program returns besides the state, or None. A PromptProgram takes the
+        hidden states of the pieces that ran last.
         """
         if self.peers is not None:
             self.peers.send_call(program, arrays)
@@ -66,10 +69,14 @@ class Executor:
             run = self._compiled(program, arguments)
             weights = (self.programs.weights,) if program.takes_weights else ()
             found = run(*weights, *arguments)
+            if isinstance(program, PromptProgram):
+                return found
             if isinstance(found, EngineState):
                 self.state = found
                 return None
             self.state, result = found
+        if isinstance(program, PrefillPieces):
+            self._vectors = result.vectors
         if isinstance(program, ForwardRows):
             self._logits = result
         elif isinstance(program, SampleRows):
@@ -98,7 +105,7 @@ class Executor:
         """Drops the state."""
         if self.peers is not None and self.state is not None:
             self.peers.send_drop()
-        self.state = self._logits = None
+        self.state = self._logits = self._vectors = None
 
     def resize(self, create: Callable[[], EngineState]) -> None:
         """Continues with another kind of state, which needs other programs.
@@ -117,6 +124,8 @@ class Executor:
             arrays = *others, self._mask(program, mask)
         if isinstance(program, SampleRows):
             return self.with_state(), logits, *arrays
+        if isinstance(program, PromptProgram):
+            return self._vectors, *arrays
         return arrays if isinstance(program, BeginPieces) else (self.with_state(), *arrays)
 
     def _mask(self, program: PrefillPieces | SampleRows, mask: Array | None) -> Any:

@@ -16,9 +16,10 @@ from jax_q4k.cache.program_cache import trace_context
 from ..runner.model import Model
 from ..runner.speculative.drafts import DraftModel, NextTokens
 from ..sampling import Sampling
-from .arguments import check_draft, check_request, draft_of, prompt_rows, samplings_of
+from .arguments import check_request, draft_of, prompt_rows, samplings_of
 from .outputs import Piece, Timings
 from .prefix_cache import Prefix
+from .prompt_results import PROMPT_ALONE, PooledVector, TokenVectors
 from .request import ContextShift, Hooks, Request
 from .session import Settings, is_long, joined_session
 
@@ -105,6 +106,19 @@ def stream(
     return _pieces(_Call(model, rows, samplings, cache_dtype, draft, prefix, shift))
 
 
+def embeddings(
+    model: Model, prompts: list[np.ndarray], vectors: Sequence[TokenVectors | PooledVector]
+) -> list[np.ndarray]:
+    """Computes embeddings of prompts in one batch, as `vectors` describes each.
+
+    prompts: int32 ids that the model's context has room for.
+    """
+    samplings = [PROMPT_ALONE] * len(prompts)
+    with _Call(model, prompts, samplings, jnp.float32, None, vectors=vectors) as requests:
+        outputs = [request.result() for request in requests]
+    return [output.embedding for output in outputs if output.embedding is not None]
+
+
 def _pieces(call: _Call) -> Iterator[Piece]:
     with call as (request,):
         yield from request
@@ -120,11 +134,16 @@ class _Call(contextlib.ExitStack):
         samplings: list[Sampling],
         cache_dtype: Any,
         draft: Any,
-        prefix: Prefix | None,
-        shift: ContextShift | None,
+        prefix: Prefix | None = None,
+        shift: ContextShift | None = None,
+        vectors: Sequence[TokenVectors | PooledVector | None] = (),
     ) -> None:
-        """Prepares the call; nothing runs before the context is entered."""
+        """Prepares the call; nothing runs before the context is entered.
+
+        vectors: embeddings to compute instead of new tokens.
+        """
         super().__init__()
+        self._vectors = vectors or [None] * len(prompts)
         self._model, self._prefix, self._shift = model, prefix, shift
         self._prompts, self._samplings = prompts, samplings
         longest = max(
@@ -136,7 +155,6 @@ class _Call(contextlib.ExitStack):
         # taken at the call, because a stream may be read in another context
         dtype = page_dtype(cache_dtype, "cache_dtype")
         kind = draft_of(draft, model)
-        check_draft(kind, samplings)
         long = is_long(model, longest)
         self._settings = Settings(dtype, current_selection(), long, trace_context(), kind)
 
@@ -150,8 +168,10 @@ class _Call(contextlib.ExitStack):
         loop = session.loop
         hooks = Hooks(loop.cancel, session.wait, loop.now)
         requests = [
-            Request(model, ids.tolist(), sampling, self._shift, hooks)
-            for ids, sampling in zip(self._prompts, self._samplings, strict=True)
+            Request(model, ids.tolist(), sampling, self._shift, hooks, vectors)
+            for ids, sampling, vectors in zip(
+                self._prompts, self._samplings, self._vectors, strict=True
+            )
         ]
         for request in requests:
             self.callback(request.cancel)

@@ -13,7 +13,7 @@ from ..runner.engine_state import Sizes
 from ..runner.engine_steps import MOST_STEPS
 from ..sampling import ConstraintError
 from .outputs import TokenLogprobs
-from .plan import Plan
+from .plan import Piece, Plan
 from .request import Request
 from .scheduler import Scheduler
 from .sequence import Sequence
@@ -98,7 +98,7 @@ class EngineLoop:
             self._hand_out(before)
         if self._in_flight is not None and self._in_flight.unsampled is not None:
             self._sample(self._in_flight)
-        if self.stepper.draft is not None:
+        if self._in_flight is not None and self._in_flight.speculates:
             self._finish_step()  # the next plan depends on how many drafts were right
 
     def call(
@@ -274,6 +274,8 @@ class EngineLoop:
             constrained=request.matcher is not None,
             uncounted=uncounted,
             adapter=request.place,
+            drafts=request.drafts,
+            reads_prompt=request.prompt_results is not None and not before,
         )
         self.scheduler.add(request.sequence)
 
@@ -318,22 +320,30 @@ class EngineLoop:
         """Appends the tokens that a step sampled for a sequence, unless it left its slot since."""
         sequence, tokens = result.entry.sequence, result.tokens
         request = sequence.owner
-        is_late = result.entry.epoch != sequence.epoch or request not in self.requests
-        if is_late or not tokens:
+        if result.entry.epoch != sequence.epoch or request not in self.requests:
+            return
+        if result.of_prompt is not None and isinstance(result.entry, Piece):
+            request.prompt_results.put(result.entry.first, result.of_prompt)
+        at = result.entry.samples_at
+        if not tokens and at < sequence.limit:
             return
         timings = request.timings
         timings.reused_tokens = sequence.reused or 0
         timings.compile = self.stepper.programs.compile_seconds - request.compiled
         timings.drafted_tokens += result.drafted
         timings.accepted_tokens += result.accepted
-        at = result.entry.samples_at
+        if not tokens:
+            request.end_prompt()
+            self._end(request)
+            return
         known = len(sequence.tokens) - at  # a preempted sequence may sample tokens again
         new = tokens[known : sequence.limit - at]  # drafts may go beyond the limit
         taken = 0
         if new:
             logprobs = result.logprobs
             taken = self._take(request, new, None if logprobs is None else logprobs[known:])
-        self.scheduler.commit(sequence, tokens[: known + taken], at)
+        speculated = result.entry.speculates
+        self.scheduler.commit(sequence, tokens[: known + taken], at, speculated=speculated)
         if new and request.matcher is not None and not request.is_done:
             self._force(request)
         if request.is_done:

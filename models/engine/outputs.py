@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 FinishReason = Literal["length", "end", "stop", "cancelled"]
 
 
@@ -45,16 +47,18 @@ class Timings:
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural log-probabilities of one new token and its alternatives, from unmodified logits.
+    """Natural log-probabilities of one token and its alternatives, from unmodified logits.
 
     Attributes:
-      logprob: log-probability of the sampled token.
+      logprob: log-probability of the token.
       top: (token, log-probability) of the most likely tokens, in descending order; as many as
-        `Sampling.logprobs`.
+        `Sampling.logprobs`, or `prompt_logprobs` for a token of the prompt.
+      rank: number of tokens that are more likely, plus 1; None for new tokens.
     """
 
     logprob: float
     top: list[tuple[int, float]]
+    rank: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +73,13 @@ class Output:
       timings: timings of the call, shared by the outputs of a batch.
       logprobs: one entry per token of `tokens`; None unless `Sampling.logprobs` is set.
       stop: the stop string that ended the text; None for other reasons.
+      prompt_logprobs: one entry per token of the prompt, of which the first is None; None unless
+        `Sampling.prompt_logprobs` is set.
+      end_token: the end token that ended the text, and its log-probabilities if `logprobs` is set;
+        None for other reasons.
+      embedding: float32 (hidden_size,), or (tokens, hidden_size) without pooling; None unless the
+        request is an embedding.
+      reasoning: thoughts of a conversation's answer, which `text` then lacks.
     """
 
     tokens: list[int]
@@ -77,6 +88,10 @@ class Output:
     timings: Timings
     logprobs: list[TokenLogprobs] | None = None
     stop: str | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    end_token: tuple[int, TokenLogprobs | None] | None = None
+    embedding: np.ndarray | None = None
+    reasoning: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +99,12 @@ class Piece:
     """One step of a stream: a token, and the new text that can no longer change, possibly empty.
 
     The last piece has `output`; its token is None if earlier pieces had all tokens. `logprobs` has
-    the token's log-probabilities; None unless requested.
+    the token's log-probabilities; None unless requested. `reasoning` is new text of a thought in a
+    conversation, which `text` then lacks.
     """
 
     token: int | None
     text: str
     output: Output | None = None
     logprobs: TokenLogprobs | None = None
+    reasoning: str = ""

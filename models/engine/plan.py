@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from .sequence import Sequence
 
@@ -14,7 +15,7 @@ class Piece:
     Attributes:
       epoch: the sequence's epoch, by which late results are recognized.
       first, count: position of the first token, and number of tokens.
-      samples: whether the piece ends the prompt, so that its last token predicts a new one.
+      samples: whether the piece ends the prompt, and its last token predicts a new one.
       tables: page ids of all logical pages, for each kind of layers.
     """
 
@@ -25,6 +26,7 @@ class Piece:
     count: int
     samples: bool
     tables: tuple[tuple[int, ...], ...]
+    speculates: ClassVar[bool] = False
 
     @property
     def samples_at(self) -> int:
@@ -44,6 +46,7 @@ class Row:
       position: position of the last sampled token, which the step stores first.
       count: number of tokens to sample, unless an end token comes first.
       new_pages: for each kind of layers, the pages behind those of the tokens before `position`.
+      speculates: whether the step decodes with drafts.
     """
 
     sequence: Sequence
@@ -52,6 +55,7 @@ class Row:
     position: int
     count: int
     new_pages: tuple[tuple[int, ...], ...]
+    speculates: bool = False
 
     @property
     def samples(self) -> bool:
@@ -77,6 +81,8 @@ class Plan:
       rows: sequences to decode; none of them has a piece in the same step.
       steps: the largest `count` of the rows.
       late_saves: like `saves`, after decoding.
+      speculates: whether the rows are decoded with drafts. How many tokens they get is then not
+        known before the step's end.
     """
 
     restores: list[tuple[int, int]]
@@ -87,6 +93,7 @@ class Plan:
     rows: list[Row]
     steps: int
     late_saves: list[tuple[int, int]]
+    speculates: bool = False
 
     @property
     def is_constrained(self) -> bool:

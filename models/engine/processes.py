@@ -29,6 +29,7 @@ from ..runner.engine_steps import (
 )
 from ..runner.model import Model
 from ..runner.programs import Program
+from ..runner.prompt_programs import PoolTokens, ReadTokens, ScoreTokens
 from ..runner.speculative.drafts import Draft, DraftModel, NextTokens
 from ..sampling.stages import SamplingStages
 from ..support.buckets import bucket
@@ -43,7 +44,10 @@ WORDS = 2048
 
 _KINDS: dict[str, type[Program]] = {
     kind.__name__: kind
-    for kind in (PrefillPieces, DecodeRows, ForwardRows, SampleRows, CopyStates, FillHistory)
+    for kind in (
+        *(PrefillPieces, DecodeRows, ForwardRows, SampleRows, CopyStates, FillHistory),
+        *(ScoreTokens, PoolTokens, ReadTokens),
+    )
 }
 
 
@@ -102,8 +106,8 @@ class Codec:
                 head["program"] = self._described(message.program)
             head["number"] = self._numbers[message.program]
             arrays = [None if x is None else np.asarray(x) for x in message.arrays]
-            assert all(x is None or x.dtype == np.int32 for x in arrays)
-            head["shapes"] = [None if x is None else x.shape for x in arrays]
+            assert all(x is None or x.dtype in (np.int32, np.float32) for x in arrays)
+            head["arrays"] = [None if x is None else (x.dtype.str, x.shape) for x in arrays]
             data = b"".join(x.tobytes() for x in arrays if x is not None)
         # Most sampling parameters are zeros.
         return zlib.compress(json.dumps(head).encode() + b"\0" + data, 1)
@@ -118,15 +122,16 @@ class Codec:
             return Drop() if fields["kind"] == "Drop" else Beat()
         if "program" in fields:
             self._programs.append(self._program(*fields["program"]))
-        words, at = np.frombuffer(data, np.int32), 0
+        at = 0
         arrays: list[Array | None] = []
-        for shape in fields["shapes"]:
-            if shape is None:
+        for described in fields["arrays"]:
+            if described is None:
                 arrays.append(None)
                 continue
-            size = math.prod(shape)
-            arrays.append(words[at : at + size].reshape(shape))
-            at += size
+            dtype, shape = described
+            array = np.frombuffer(data, dtype, math.prod(shape), at)
+            arrays.append(array.reshape(shape))
+            at += array.nbytes
         return Call(self._programs[fields["number"]], tuple(arrays))
 
     def _described(self, program: Program) -> tuple[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ from ..sampling.grammars import Matcher
 from ..sampling.packing import pack
 from ..sampling.stages import SamplingArrays, SamplingStages
 from .outputs import Output, Piece, Timings, TokenLogprobs
+from .prompt_results import PooledVector, PromptLogprobs, PromptResults, TokenVectors
 from .sequence import Sequence
 from .text import GeneratedText
 
@@ -71,7 +72,9 @@ class Request:
       salt: separates its cached prefixes from those of other requests.
       adapter: name of its LoRA adapter; None means none.
       place: the adapter's place in the engine; 0 means none.
+      drafts: whether it takes part in speculative decoding.
       matcher: state of its text under its constraint; None without one.
+      prompt_results: what is wanted of the prompt's tokens; None for nothing.
     """
 
     def __init__(
@@ -81,8 +84,12 @@ class Request:
         sampling: Sampling,
         shift: ContextShift | None,
         hooks: Hooks,
+        vectors: TokenVectors | PooledVector | None = None,
     ) -> None:
-        """Creates the request; an engine does so. Raises ConstraintError."""
+        """Creates the request; an engine does so. Raises ConstraintError.
+
+        vectors: the embedding to compute instead of new tokens; `sampling` is then PROMPT_ALONE.
+        """
         self.prompt, self.sampling, self.shift = prompt, sampling, shift
         tokenizer = model.tokenizer
         end_ids = () if tokenizer is None else tuple(tokenizer.eos_token_ids)
@@ -91,10 +98,15 @@ class Request:
         self.priority, self.salt = 0, b""
         self.adapter: str | None = None
         self.place = 0
+        self.drafts = True
         self.sequence: Sequence | None = None  # set and changed by the engine alone
         self.timings = Timings(prompt_tokens=len(prompt))
         self._model, self._end_ids = model, end_ids
         self.matcher = self._new_matcher()
+        self._vectors = vectors
+        self.prompt_results: PromptResults | None = vectors
+        if vectors is None and sampling.prompt_logprobs is not None:
+            self.prompt_results = PromptLogprobs(len(prompt), sampling.prompt_logprobs)
         self._hooks: Hooks | None = hooks  # None after the end; they refer to the engine
         self._packed: dict[SamplingStages, np.ndarray] = {}
         self.changed = threading.Condition()
@@ -154,6 +166,12 @@ class Request:
             self.finish("cancelled")
         hooks.cancel(self)
         return True
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """The output's `prompt_logprobs`, known with the first new token; None unless requested."""
+        results = self.prompt_results
+        return results.entries if isinstance(results, PromptLogprobs) else None
 
     @property
     def is_done(self) -> bool:
@@ -220,6 +238,14 @@ class Request:
             self.text.finish(reason)
             self._update()
 
+    def end_prompt(self) -> None:
+        """Ends a request without new tokens, whose prompt is computed."""
+        with self.changed:
+            if self._hooks is not None:
+                self._first = self._hooks.now()
+                self.timings.first_token = self._first - self._begun
+                self.finish("length")
+
     def fail(self, error: BaseException) -> None:
         """Makes all waiting and later calls raise `error`, unless the text is finished."""
         with self.changed:
@@ -245,6 +271,9 @@ class Request:
                 self.timings,
                 None if self.top is None else text.logprobs,
                 text.stop,
+                self.prompt_logprobs,
+                text.end_token,
+                None if self._vectors is None else self._vectors.value(),
             )
         self.changed.notify_all()
         for wake in tuple(self._listeners):

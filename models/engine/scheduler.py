@@ -48,8 +48,8 @@ class Limits:
       fit: maps the numbers of tokens that prompts still need, and whether they are whole prompts,
         to a shape; None means that `shapes` are all there are.
       reuses: whether sequences use pages of others with the same beginning.
-      draft_tokens: tokens per draft of speculative decoding. A step then samples an unknown number
-        of tokens, so `plan` must wait for `commit`.
+      draft_tokens: tokens per draft of speculative decoding. A step with drafts samples an unknown
+        number of tokens, so that the next `plan` must wait for `commit`.
       deterministic: whether a sequence is computed in the same way whatever else runs: pieces end
         at multiples of BOUNDARY or at the prompt's end, pages and states that decoding computed are
         not reused, and a preempted sequence samples its tokens again instead of prefilling them.
@@ -105,10 +105,19 @@ class Scheduler:
       counters: totals for `Engine.stats`.
     """
 
-    def __init__(self, pools: SequenceOf[Pools], limits: Limits) -> None:
-        """Creates a scheduler for one group of devices per entry of `pools`."""
+    def __init__(
+        self,
+        pools: SequenceOf[Pools],
+        limits: Limits,
+        drafts_pay: Callable[[int], bool] = lambda rows: True,
+    ) -> None:
+        """Creates a scheduler for one group of devices per entry of `pools`.
+
+        drafts_pay: whether drafts can save time in a step that decodes a number of rows.
+        """
         self.pools = tuple(pools)
         self.limits = limits
+        self._drafts_pay = drafts_pay
         self.waiting: list[Sequence] = []
         self.running: dict[int, Sequence] = {}
         self.counters = Counters()
@@ -152,13 +161,16 @@ class Scheduler:
         for pools in self.pools:
             pools.forget()
 
-    def commit(self, sequence: Sequence, tokens: SequenceOf[int], at: int) -> None:
+    def commit(
+        self, sequence: Sequence, tokens: SequenceOf[int], at: int, *, speculated: bool = False
+    ) -> None:
         """Appends sampled tokens that the host knows now; their pages become findable.
 
         at: index of the first of them in the sequence's tokens; those known before are ignored.
+        speculated: whether a step with drafts sampled them.
         """
         sequence.tokens += tokens[len(sequence.tokens) - at :]
-        if self.limits.draft_tokens and not sequence.is_prefilling:
+        if speculated:
             sequence.stored = at + len(tokens) - 1
         # The last token is not stored yet, nor are those that a constraint forced.
         known = min(len(sequence.tokens) - 1, sequence.stored)
@@ -193,13 +205,14 @@ class Scheduler:
         pieces, shape = self._choose_pieces(bool(decoding))
         if pieces or self.waiting or any(s.constrained for s in decoding):
             steps = 1
-        while steps > 1 and not self._have_pages(decoding, steps):
+        speculates = self._speculates(decoding)
+        drafts = self.limits.draft_tokens if speculates else 0
+        while steps > 1 and not self._have_pages(decoding, steps, drafts):
             steps //= 2  # rather than preempt one of them
         # Those first in order allocate first; those that are preempted meanwhile are left out.
         counts = {s: self._steps_of(s, steps) for s in decoding}
         # A fresh piece reads no pages, so it needs only those that the next token reads.
         fresh = self.limits.fit is not None and not any(first for _, first, _ in pieces)
-        drafts = self.limits.draft_tokens
         spans = [(s, s.stored, counts[s] + drafts) for s in decoding]
         spans += [(s, n - 1, 1) if fresh else (s, at, n) for s, at, n in pieces]
         for sequence, first, count in sorted(spans, key=lambda span: span[0].order):
@@ -208,8 +221,8 @@ class Scheduler:
         rows, late_saves = [], []
         for sequence in decoding:
             if sequence.slot is not None:
-                rows.append(self._row(sequence, counts[sequence]))
-                late_saves += self._save_rolling(sequence)
+                rows.append(self._row(sequence, counts[sequence], speculates))
+                late_saves += [] if speculates else self._save_rolling(sequence)
         planned, saves = [], []
         for sequence, first, count in pieces:
             if sequence.slot is not None:
@@ -225,7 +238,8 @@ class Scheduler:
         self.counters.steps += 1
         most = max((row.count for row in rows), default=0)
         shape = shape if planned else None
-        return Plan(restores, shape, fresh, planned, saves, rows, most, late_saves)
+        speculates = speculates and bool(rows)
+        return Plan(restores, shape, fresh, planned, saves, rows, most, late_saves, speculates)
 
     def check(self) -> None:
         """Checks the books of all pools and slots; raises AssertionError with what is wrong."""
@@ -283,7 +297,9 @@ class Scheduler:
         """Returns which part of the prompt to take from the prefix cache."""
         if not self.limits.reuses:
             return Hit()
-        hit = pools.hit(sequence)
+        hit = pools.hit(sequence)  # also makes its keys
+        if not sequence.can_reuse:
+            return Hit()
         rest = sequence.prefill_end - hit.length
         if self.limits.fit is not None and rest > FRESH and hit.length < rest:
             return Hit()
@@ -295,14 +311,17 @@ class Scheduler:
         needed = pools.room_for(sequence, hit, most)
         if not others:
             return True  # it fits alone, see `add`
+        growing = sum(s.limit > s.prefill_end for s in others)  # a page each for new tokens
         for kind, pool in pools.pages.items():
-            reserved = sum(pools.outstanding(s, kind, most) for s in others) + len(others)
+            reserved = sum(pools.outstanding(s, kind, most) for s in others) + growing
             if needed[kind] + reserved > pool.free:
                 return False
         return True
 
     def _is_being_computed(self, sequence: Sequence, hit: Hit) -> bool:
         """Returns whether a running prompt will store pages that this one could reuse."""
+        if not sequence.can_reuse:
+            return False
         last = (sequence.prefill_end - 1) // PAGE_SIZE if self.limits.reuses else 0
         for other in self.running.values():
             if not other.is_prefilling or other.salt != sequence.salt:
@@ -433,7 +452,7 @@ class Scheduler:
         sequence.passed = 0
         if self.limits.reuses:
             pools.register(sequence, last)
-        samples = last == sequence.prefill_end
+        samples = last == sequence.prefill_end < sequence.limit
         return Piece(sequence, sequence.epoch, sequence.slot, first, count, samples, tables)
 
     def _save(self, sequence: Sequence) -> list[tuple[int, int]]:
@@ -446,6 +465,12 @@ class Scheduler:
 
     # Decoding.
 
+    def _speculates(self, decoding: list[Sequence]) -> bool:
+        """Returns whether a step decodes these sequences with drafts."""
+        if not self.limits.draft_tokens or any(s.constrained for s in decoding):
+            return False  # masks exist for one token, not for drafts
+        return any(s.drafts for s in decoding) and self._drafts_pay(len(decoding))
+
     def _steps_of(self, sequence: Sequence, steps: int) -> int:
         """Returns how many tokens to sample for a sequence."""
         count = min(steps, sequence.limit - sequence.stored - 1)
@@ -455,18 +480,18 @@ class Scheduler:
 
     def _rolls(self, sequence: Sequence) -> bool:
         """Returns whether decoding stores recurrent states."""
-        # States of decoding differ from those of prefill by rounding; drafts end anywhere.
-        excluded = self.limits.deterministic or self.limits.draft_tokens
-        return self._pools_of(sequence).keeps_states and not excluded
+        # States of decoding differ from those of prefill by rounding.
+        return self._pools_of(sequence).keeps_states and not self.limits.deterministic
 
-    def _row(self, sequence: Sequence, count: int) -> Row:
+    def _row(self, sequence: Sequence, count: int, speculates: bool) -> Row:
         """Returns the row, and counts its tokens as stored."""
         assert sequence.slot is not None
         position, kinds = sequence.stored, self._pools_of(sequence).kinds
         first = -(-position // PAGE_SIZE)
         new = tuple(tuple(sequence.pages[kind][first:]) for kind in kinds)
         sequence.stored += count
-        return Row(sequence, sequence.epoch, sequence.slot, position, count, new)
+        entry = sequence, sequence.epoch, sequence.slot
+        return Row(*entry, position, count, new, speculates)
 
     def _save_rolling(self, sequence: Sequence) -> list[tuple[int, int]]:
         """Returns the (slot, place) of a snapshot due after the sequence's row, if any."""
@@ -477,12 +502,15 @@ class Scheduler:
 
     # Pages.
 
-    def _have_pages(self, decoding: list[Sequence], steps: int) -> bool:
-        """Returns whether every sequence can sample up to `steps` tokens without a preemption."""
+    def _have_pages(self, decoding: list[Sequence], steps: int, drafts: int) -> bool:
+        """Returns whether every sequence can sample up to `steps` tokens without a preemption.
+
+        drafts: draft tokens that a step may store behind these.
+        """
         missing: collections.Counter[tuple[Pools, Kind]] = collections.Counter()
         for sequence in decoding:
             pools = self._pools_of(sequence)
-            last = sequence.stored + self._steps_of(sequence, steps) + self.limits.draft_tokens
+            last = sequence.stored + self._steps_of(sequence, steps) + drafts
             for kind in pools.kinds:
                 missing[pools, kind] += pools.missing(sequence, kind, last)
         return all(count <= pools.pages[kind].free for (pools, kind), count in missing.items())

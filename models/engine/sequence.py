@@ -27,6 +27,8 @@ class Sequence:
       constrained: whether each token depends on the last one by a constraint.
       uncounted: first tokens that presence and frequency penalties do not count.
       adapter: place of its adapter, from 1; 0 means none.
+      drafts: whether it takes part in speculative decoding.
+      reads_prompt: whether results of every token of its prompt are wanted.
       prompt_length: tokens of the prompt.
       arrival: order of arrival, for equal priorities.
       stored: tokens whose keys and values the dispatched steps store.
@@ -54,6 +56,8 @@ class Sequence:
     constrained: bool = False
     uncounted: int = 0
     adapter: int = 0
+    drafts: bool = True
+    reads_prompt: bool = False
     prompt_length: int = 0
     arrival: int = 0
     stored: int = 0
@@ -87,6 +91,14 @@ class Sequence:
             and self.stored >= self.prefill_end
             and self.stored + 1 < self.limit
         )
+
+    @property
+    def can_reuse(self) -> bool:
+        """Whether it may take pages of the prefix cache.
+
+        Pages have no results of tokens. Once a new token is known, those of the prompt are, too.
+        """
+        return not self.reads_prompt or len(self.tokens) > self.prompt_length
 
     @property
     def order(self) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,8 @@ from ..runner.adapters import Stacks
 from ..runner.engine_state import EngineState, Past, Sizes
 from ..runner.engine_steps import (
     ALL,
+    ARGMAX,
+    COST_UNIT,
     BeginPieces,
     CopyStates,
     DecodeRows,
@@ -33,17 +36,26 @@ from ..runner.engine_steps import (
 )
 from ..runner.model import Model
 from ..runner.program_cache import CachedPrograms
-from ..runner.speculative.drafts import Draft, DraftModel, NextTokens
+from ..runner.speculative.drafts import Draft, DraftModel, NextTokens, cost_of, tokens_of
 from ..sampling.grammars import allow_only
-from ..sampling.params import Processor
+from ..sampling.packing import pack
+from ..sampling.params import Processor, Sampling
 from ..sampling.penalties import TokenHistory, processed
-from ..sampling.stages import SamplingStages
+from ..sampling.stages import SamplingArrays, SamplingStages
 from .executor import Array, Executor
 from .outputs import TokenLogprobs
 from .plan import Piece, Plan, Row
+from .prompt_results import Started
+from .prompt_results import start as start_results
 from .request import Request
 from .sequence import NO_PAGE
 from .stages import joined, way_of
+
+#: Drafts pay if this part of their tokens, when it is right, makes up for their cost.
+MOST_RIGHT = 0.8
+
+#: Tokens of a sequence that measures drafts.
+_PAST = 64
 
 #: Copies of recurrent states per call.
 COPIES = 8
@@ -61,14 +73,18 @@ class Ticket:
       sampled: results of the programs.
       steps: largest number of tokens sampled for a row; 0 if the step only prefills.
       started: time of dispatch, `time.perf_counter()`.
+      speculates: whether the rows have drafts.
       unsampled: rows whose tokens `Stepper.sample` samples; None if there are none.
+      prompt_results: programs that compute what requests want of the pieces' tokens.
     """
 
     entries: list[tuple[Piece | Row, int, int]]
     sampled: list[Sampled]
     steps: int
     started: float
+    speculates: bool = False
     unsampled: Unsampled | None = None
+    prompt_results: list[Started] = dataclasses.field(default_factory=list)
 
     @property
     def owners(self) -> list[Request]:
@@ -85,18 +101,20 @@ class Ticket:
         with jax.transfer_guard_device_to_host("allow"):
             sampled = self.sampled[index]
             tokens = np.asarray(sampled.tokens)
+            of_prompts: dict[int, Any] = {}
+            for started in () if index else self.prompt_results:
+                of_prompts |= started.values()
             for entry, row, program in self.entries:
                 if program != index:
                     continue
                 new = tokens[row].tolist()
                 new = new[: new.index(-1)] if -1 in new else new
-                counts = sampled.drafted, sampled.accepted
-                yield Result(
-                    entry,
-                    new,
-                    _logprobs(sampled, row, len(new), entry.sequence.owner.top),
-                    *(0 if x is None else int(np.asarray(x)[row]) for x in counts),
+                drafted, accepted = (
+                    0 if counts is None else int(np.asarray(counts)[row])
+                    for counts in (sampled.drafted, sampled.accepted)
                 )
+                logprobs = _logprobs(sampled, row, len(new), entry.sequence.owner.top)
+                yield Result(entry, new, logprobs, drafted, accepted, of_prompts.get(row))
 
 
 class Unsampled(NamedTuple):
@@ -121,6 +139,7 @@ class Result(NamedTuple):
       tokens: new tokens; the last may be an end token.
       logprobs: their log-probabilities; None unless requested.
       drafted, accepted: number of draft tokens, and of those that were right.
+      of_prompt: results of a piece for `PromptResults.put`; None without any.
     """
 
     entry: Piece | Row
@@ -128,6 +147,7 @@ class Result(NamedTuple):
     logprobs: list[TokenLogprobs] | None
     drafted: int
     accepted: int
+    of_prompt: Any = None
 
 
 def _logprobs(
@@ -152,6 +172,8 @@ class Stepper:
       sizes: sizes of the state.
       buckets: numbers of rows that decode programs exist for, in ascending order.
       standard: sampling stages of the programs; requests that need more get programs of their own.
+      draft_costs: measured extra time of a pass with drafts, in passes without, by the number of
+        rows in ascending order.
     """
 
     def __init__(
@@ -179,17 +201,19 @@ class Stepper:
         """
         self.sizes = sizes
         self.buckets = tuple(buckets)
-        weights: Any = model.weights
+        weights: list[Any] = [model.weights]
+        if adapters is not None:
+            weights.append(adapters[1])
         if isinstance(draft, DraftModel):
-            weights = model.weights, draft.model.weights
+            weights.append(draft.model.weights)
         elif isinstance(draft, NextTokens):
-            weights = model.weights, dict(draft.weights)
-        elif adapters is not None:
-            weights = model.weights, adapters[1]
+            weights.append(dict(draft.weights))
         self._adapters = 0 if adapters is None else adapters[0]
+        all_weights = tuple(weights) if len(weights) > 1 else model.weights
+        self.draft_costs: dict[int, float] = {}
         self.draft = draft
         self._model, self._dtype = model, cache_dtype
-        programs = CachedPrograms(model, weights, selection)
+        programs = CachedPrograms(model, all_weights, selection)
         self.executor = Executor(model, programs, self._creation())
         self.standard, self._skips = standard, skips
         self._deterministic, self._padded = deterministic, padded
@@ -208,10 +232,13 @@ class Stepper:
         entries: list[tuple[Piece | Row, int, int]] = []
         sampled: list[Sampled] = []
         unsampled = None
+        prompt_results: list[Started] = []
         self._copy(plan.restores, saves=False)
         if plan.pieces:
             at = self._places(plan)
-            sampled.append(self._prefill(plan, at))
+            found = self._prefill(plan, at)
+            prompt_results = self._start_results(plan, at)
+            sampled.append(dataclasses.replace(found, vectors=None))  # frees them
             entries += [(piece, row, 0) for piece, row in zip(plan.pieces, at, strict=True)]
         self._copy(plan.saves, saves=True)
         if plan.rows:
@@ -222,11 +249,14 @@ class Stepper:
             if plan.is_constrained:
                 unsampled = self._forward(plan.rows, rows, at)
             else:
-                sampled.append(self._decode(plan.rows, rows, at))
+                sampled.append(self._decode(plan.rows, rows, at, plan.speculates))
             entries += [(row, i, index) for row, i in zip(plan.rows, at, strict=True)]
         self._copy(plan.late_saves, saves=True)
         self._fetch(sampled)
-        return Ticket(entries, sampled, plan.steps, time.perf_counter(), unsampled)
+        started = time.perf_counter()
+        return Ticket(
+            entries, sampled, plan.steps, started, plan.speculates, unsampled, prompt_results
+        )
 
     def sample(self, ticket: Ticket) -> None:
         """Samples the tokens of a step's constrained rows, when those before them are known."""
@@ -287,13 +317,9 @@ class Stepper:
             self._sampling_program(kind, rows=rows, **options) for rows in buckets for kind in kinds
         ]
         self.executor.with_state()
-
-        def compile(program: PrefillPieces | DecodeRows) -> None:
-            self.executor.compile(program, *self._nothing_for(program))
-
-        # XLA compiles without the interpreter lock.
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            list(pool.map(compile, programs))
+        self._compile(programs)
+        if self.draft is not None:
+            self._measure_drafts(buckets)
         for program in programs if self._model.network.on_gpu else ():
             self.executor.run(program, *self._nothing_for(program))
         for saves in (True, False) if self.sizes.snapshots else ():
@@ -301,6 +327,71 @@ class Stepper:
         nothing, zero = np.zeros(self.sizes.width * PAGE_SIZE, np.int32), np.int32(0)
         self.executor.run(self._program(FillHistory), zero, nothing, zero, zero)
         jax.block_until_ready(self.executor.state)
+
+    def drafts_pay(self, rows: int) -> bool:
+        """Returns whether drafts save time if most of them are right, in a step of these rows."""
+        if self.draft is None:
+            return False
+        tokens = tokens_of(self.draft, self._model.network.on_gpu)
+        return self._draft_cost(rows) < MOST_RIGHT * tokens
+
+    def _draft_cost(self, rows: int) -> float:
+        """Returns the extra time of a pass with drafts of these rows, in passes without."""
+        assert self.draft is not None
+        on_gpu = self._model.network.on_gpu
+        known = [cost for most, cost in self.draft_costs.items() if rows <= most]
+        return known[0] if known else cost_of(tokens_of(self.draft, on_gpu), on_gpu, rows)
+
+    def _measure_drafts(self, buckets: Sequence[int]) -> None:
+        """Measures what drafts cost, and compiles their programs where they pay."""
+        for rows in buckets:
+            options = {"rows": rows, "stages": self.standard}
+            plain, drafting = (
+                self._sampling_program(DecodeRows, speculates=speculates, **options)
+                for speculates in (False, True)
+            )
+            self._compile([drafting])
+            if self._model.placement is not None and self._model.placement.spans_processes:
+                continue  # all processes must make the same calls
+            alone = self._seconds(plain)
+            self.draft_costs[rows] = max(self._seconds(drafting) - alone, 0.0) / alone
+            if not self.drafts_pay(rows):
+                self.draft_costs[self.sizes.slots] = math.inf  # still less with more rows
+                break
+        self.reset()
+        self.executor.with_state()
+
+    def _seconds(self, program: DecodeRows) -> float:
+        """Returns the time of a pass over all rows of a program, the shortest of three.
+
+        The rows' texts are zeros, in which prompt lookup finds a draft. The state is useless then.
+        """
+        assert self.standard is not None
+        _, pages, parameters = _offsets(program.columns)
+        step = np.zeros((program.rows, sum(program.columns)), np.int32)
+        past = min(_PAST, self.sizes.width * PAGE_SIZE // 2)
+        fields = RowFields(0, past, 1, 0, 1, 0, draft_cost=1)
+        step[:, : len(fields)] = fields
+        step[:, 0] = np.arange(program.rows)
+        step[:, pages:parameters] = NO_PAGE
+        sampling = SamplingArrays.of([Sampling(ignore_end=True)], (), self.standard, None)
+        step[:, parameters:] = pack(sampling)
+        times = []
+        for _ in range(3):
+            self.reset()
+            jax.block_until_ready(self.executor.with_state())
+            began = time.perf_counter()
+            jax.block_until_ready(self.executor.run(program, np.int32(ARGMAX), step))
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    def _compile(self, programs: Sequence[PrefillPieces | DecodeRows]) -> None:
+        def compile(program: PrefillPieces | DecodeRows) -> None:
+            self.executor.compile(program, *self._nothing_for(program))
+
+        # XLA compiles without the interpreter lock.
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            list(pool.map(compile, programs))
 
     def _nothing_for(self, program: PrefillPieces | DecodeRows) -> tuple[Array | None, ...]:
         """Returns arguments of a program for `Executor.run`, with padding alone."""
@@ -319,11 +410,11 @@ class Stepper:
 
         entry: of `arrays_for`.
         """
-        model, stacks = self.programs.weights
+        model, stacks, *rest = self.programs.weights
         with self.programs.context():
             arguments = stacks, np.int32(place - 1), entry
             stacks = self.programs.ready(self._program(PutAdapter), *arguments)(*arguments)
-        self.programs.weights = model, stacks
+        self.programs.weights = model, stacks, *rest
 
     def tracing_error(self, processors: Sequence[Processor]) -> Exception | None:
         """Returns the error that tracing user functions of logits raises, or None."""
@@ -401,9 +492,20 @@ class Stepper:
         sampled: Sampled = self.executor.run(program, np.int32(way), step, mask)
         return sampled
 
-    def _decode(self, rows: list[Row], count: int, at: list[int]) -> Sampled:
+    def _start_results(self, plan: Plan, at: list[int]) -> list[Started]:
+        """Starts what requests want of the tokens of the pieces, which ran last."""
+        assert plan.shape is not None
+        rows, time = plan.shape[0] * self.sizes.groups, plan.shape[1]
+
+        def call(kind: Any, *arrays: Array, **fields: Any) -> Any:
+            return self.executor.run(self._program(kind, rows=rows, time=time, **fields), *arrays)
+
+        return start_results(list(zip(at, plan.pieces, strict=True)), (rows, time), call)
+
+    def _decode(self, rows: list[Row], count: int, at: list[int], speculates: bool) -> Sampled:
         stages, way = self._stages(rows)
-        program = self._sampling_program(DecodeRows, rows=count, stages=stages)
+        options: Any = {"stages": stages, "speculates": speculates}
+        program = self._sampling_program(DecodeRows, rows=count, **options)
         step = self._rows_step(program, at, rows)
         sampled: Sampled = self.executor.run(program, np.int32(way), step)
         return sampled
@@ -450,16 +552,16 @@ class Stepper:
         step[:, 0] = self.sizes.slots
         parameters = sum(program.columns[:-1])
         for row, entry in zip(at, entries, strict=True):
-            step[row, : len(RowFields._fields)] = self._fields(entry)
+            step[row, : len(RowFields._fields)] = self._fields(entry, program.rows)
             step[row, parameters:] = entry.sequence.owner.packed(program.stages)
         return step
 
-    @staticmethod
-    def _fields(entry: Piece | Row) -> RowFields:
+    def _fields(self, entry: Piece | Row, rows: int) -> RowFields:
+        """Returns the fields of a row in a program of `rows` rows."""
         sequence = entry.sequence
         if isinstance(entry, Piece):
             last = entry.first + entry.count
-            following = 0 if entry.samples else sequence.tokens[last]
+            following = sequence.tokens[last] if last < sequence.prefill_end else 0
             step = sequence.step_of(last)
             return RowFields(
                 entry.slot,
@@ -471,9 +573,11 @@ class Stepper:
                 sequence.uncounted,
                 sequence.adapter,
             )
-        step = sequence.step_of(entry.position + 1)
+        step, cost = sequence.step_of(entry.position + 1), 0
+        if entry.speculates and sequence.drafts:
+            cost = max(round(self._draft_cost(rows) / COST_UNIT), 1)
         fields = entry.slot, entry.position, entry.count, step, 1, 0
-        return RowFields(*fields, adapter=sequence.adapter)
+        return RowFields(*fields, adapter=sequence.adapter, draft_cost=cost)
 
     def _places(self, plan: Plan) -> list[int]:
         """Returns the row of each piece; each group of devices has its own part of the rows."""

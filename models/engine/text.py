@@ -17,6 +17,8 @@ class GeneratedText:
       text: text that can no longer change.
       finish_reason: None as long as more tokens are wanted.
       logprobs: log-probabilities of `tokens`, if they are requested.
+      end_token: the end token that ended the text, and its log-probabilities if they are
+        requested; None without one.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class GeneratedText:
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self.logprobs: list[TokenLogprobs] = []
+        self.end_token: tuple[int, TokenLogprobs | None] | None = None
         self._decoder, self._spelled = None, frozenset[int]()
         self._stop = StopStrings(sampling.stops)
         if tokenizer is not None:
@@ -49,6 +52,7 @@ class GeneratedText:
         if self.finish_reason is not None:
             return
         if token in self._end_ids:
+            self.end_token = token, logprobs
             self.finish("end")
             return
         self.tokens.append(token)

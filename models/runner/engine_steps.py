@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -24,7 +25,7 @@ from .adapters import Stacks, put_entry
 from .engine_state import EngineState, Past, Sizes, config_of, copied_states, taken
 from .programs import Program, Weights, replicated, shapes_of
 from .speculative import verify
-from .speculative.drafts import DraftModel, NextTokens, cost_of
+from .speculative.drafts import DraftModel, NextTokens
 from .speculative.mtp import Drafter
 from .speculative.state import SpeculationState, State
 
@@ -36,6 +37,9 @@ ARGMAX, DRAWS, ALL = range(3)
 
 #: Maximum tokens that one `DecodeRows` program samples for a row.
 MOST_STEPS = 64
+
+#: Unit of `RowFields.draft_cost`.
+COST_UNIT = 2.0**-10
 
 
 @exportable
@@ -49,12 +53,14 @@ class Sampled:
       logprobs: their log-probabilities; None unless the program computes them.
       drafted, accepted: int32 (rows,), draft tokens that were verified, and those of them that were
         right; None without speculative decoding.
+      vectors: float32 (rows, time, hidden_size), inputs of the final norm, of PrefillPieces alone.
     """
 
     tokens: jax.Array
     logprobs: Logprobs | None
     drafted: jax.Array | None = None
     accepted: jax.Array | None = None
+    vectors: jax.Array | None = None
 
 
 class RowFields(NamedTuple):
@@ -69,6 +75,8 @@ class RowFields(NamedTuple):
       following: token after the piece, if it does not end the prompt.
       uncounted: first tokens of the sequence that are not counted, for penalties; of pieces alone.
       adapter: place of the row's adapter, from 1; 0 means none.
+      draft_cost: extra time to verify drafts of the step's rows, in units of COST_UNIT of a pass
+        without drafts; 0 means that the row has no drafts.
     """
 
     slot: Any
@@ -79,6 +87,7 @@ class RowFields(NamedTuple):
     following: Any
     uncounted: Any = 0
     adapter: Any = 0
+    draft_cost: Any = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,8 +102,8 @@ class _EngineProgram(Program):
         not, all of them run.
       deterministic: whether every product has at least 16 rows, so that its rounding does not
         depend on other sequences.
-      adapters: number of places for adapters. With some, weights are a tuple of the model's and the
-        stacks of `adapters.stacks_for`.
+      adapters: number of places for adapters. With some, weights are a tuple of the model's, the
+        stacks of `adapters.stacks_for`, and a draft model's if there is one.
     """
 
     sizes: Sizes
@@ -134,9 +143,6 @@ class _EngineProgram(Program):
     def _parameters(self, packed: jax.Array) -> SamplingArrays:
         return unpack(packed, self.stages, self.network.config.vocab_size)
 
-    def _main_weights(self, weights: Weights) -> Weights:
-        return weights[0] if self.adapters else super()._main_weights(weights)
-
     def _adapted(self, weights: Weights, fields: RowFields) -> Decoder:
         """Returns the decoder with the adapters of the rows."""
         decoder = self._decoder(weights)
@@ -147,10 +153,10 @@ class _EngineProgram(Program):
     def _drafter(self, weights: Weights, decoder: Decoder) -> Decoder | Drafter | None:
         """Returns the draft model, or the multi-token-prediction layer; None without one."""
         if isinstance(self.draft, DraftModel):
-            drafter: Decoder = self.draft.model.decoder(weights[1])
+            drafter: Decoder = self.draft.model.decoder(weights[-1])
             return drafter
         if isinstance(self.draft, NextTokens):
-            return self.draft.drafter(weights[1], decoder)
+            return self.draft.drafter(weights[-1], decoder)
         return None
 
     def _slots(self, fields: RowFields) -> jax.Array | None:
@@ -173,19 +179,35 @@ class _EngineProgram(Program):
         lengths: tokens of each sequence so far. mask: int32 (rows, `mask_columns`), a bit for each
         token that a row may sample, the least significant first; None allows all.
         """
+
+        def read() -> tuple[jax.Array | None, TokenHistory | None]:
+            counts = history = None
+            if past.seen is not None:
+                counts = jnp.take(past.seen, slots, axis=0, mode="clip")
+            if past.history is not None:
+                tokens = jnp.take(past.history, slots, axis=0, mode="clip")
+                history = TokenHistory(tokens, lengths)
+            return counts, history
+
+        return self._choose(way, logits, parameters, steps, read, mask)
+
+    def _choose(
+        self,
+        way: jax.Array,
+        logits: jax.Array,
+        parameters: SamplingArrays,
+        steps: jax.Array,
+        read: Callable[[], tuple[jax.Array | None, TokenHistory | None]],
+        mask: jax.Array | None = None,
+    ) -> tuple[jax.Array, Logprobs | None]:
+        """Samples like `_sample`; `read` returns counts (rows, vocab_size) and history."""
         stages = self.stages
         if self.network.placement is not None and not stages.is_argmax:
             logits = replicated(logits)
         logits = logits.astype(jnp.float32)
 
         def adjusted() -> jax.Array:
-            counts = history = None
-            if stages.penalizes and past.seen is not None:
-                counts = jnp.take(past.seen, slots, axis=0, mode="clip")
-            if stages.reads_history and past.history is not None:
-                tokens = jnp.take(past.history, slots, axis=0, mode="clip")
-                history = TokenHistory(tokens, lengths)
-            return adjust(logits, stages, parameters, steps, counts, history)
+            return adjust(logits, stages, parameters, steps, *read())
 
         def masked(logits: jax.Array) -> jax.Array:
             if mask is None:
@@ -240,9 +262,9 @@ class _EngineProgram(Program):
 class PrefillPieces(_EngineProgram):
     """Prefills pieces of prompts, and samples a token for those that end a prompt.
 
-    (weights, state, way, step, mask) -> state, Sampled (rows, 1). `step` is int32 (rows, columns):
-    the RowFields, `time` tokens, `width` page ids for each kind of layers, and sampling parameters.
-    `mask` is that of `_sample`.
+    (weights, state, way, step, mask) -> state, Sampled (rows, 1), with the hidden states that
+    `prompt_programs` take. `step` is int32 (rows, columns): the RowFields, `time` tokens, `width`
+    page ids for each kind of layers, and sampling parameters. `mask` is that of `_sample`.
 
     Attributes:
       time: maximum tokens of a piece.
@@ -311,11 +333,17 @@ class PrefillPieces(_EngineProgram):
             past=past.with_token(new, token, lengths),
         )
         sampled = Sampled(jnp.where(samples, token, -1), logprobs)
-        return state, jax.tree.map(lambda x: x[:, None], sampled)
+        sampled = jax.tree.map(lambda x: x[:, None], sampled)
+        return state, dataclasses.replace(sampled, vectors=vectors.astype(jnp.float32))
 
     def results(self, arguments: tuple[Any, ...]) -> tuple[EngineState, Sampled]:
         """Returns shapes and dtypes of the results."""
         return shapes_of(arguments[1]), self._sampled_shapes(1)
+
+    def _sampled_shapes(self, steps: int) -> Sampled:
+        shape = self.rows, self.time, self.network.config.hidden_size
+        vectors: Any = jax.ShapeDtypeStruct(shape, jnp.float32)
+        return dataclasses.replace(super()._sampled_shapes(steps), vectors=vectors)
 
     def _prefill_drafts(
         self,
@@ -388,9 +416,14 @@ class DecodeRows(_EngineProgram):
     (weights, state, way, step) -> state, Sampled (rows, MOST_STEPS). `step` is int32 (rows,
     columns): the RowFields, new page ids for each kind of layers (negative: none), and sampling
     parameters. The new pages follow those of the tokens before `first`. A row stops after an end
-    token. With drafts, a row may get some more tokens than asked for, and the results have more
-    columns.
+    token.
+
+    Attributes:
+      speculates: whether rows have drafts. A row may then get some more tokens than asked for, and
+        the results have more columns.
     """
+
+    speculates: bool = False
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -417,8 +450,11 @@ class DecodeRows(_EngineProgram):
         placement = self.network.placement
         cache = state.view(self.network.config, sizes, slots, fields.first, placement)
         token = jnp.take(state.token, fields.slot, mode="clip")
-        if self.draft is not None:
-            return self._speculate(weights, decoder, state, fields, parameters, cache, token, ended)
+        drafter = self._drafter(weights, decoder)
+        if self.speculates:
+            args = decoder, drafter, state, fields, parameters, cache, token, ended
+            return self._speculate(way, *args)
+        drafting = self._drafting(state, slots, fields)
         sampled = self._no_tokens(MOST_STEPS)
         sampled = dataclasses.replace(sampled, tokens=sampled.tokens - 1)
 
@@ -430,13 +466,18 @@ class DecodeRows(_EngineProgram):
             return jnp.any(active(i, ended))
 
         def decode(carry: Any) -> Any:
-            i, ended, token, cache, past, sampled = carry
+            i, ended, token, cache, past, drafting, sampled = carry
             runs = active(i, ended)
             x, cache = decoder.decode_vectors(self._rows(token), cache, runs)
             logits = decoder.logits(x)
             lengths = cache.context_lens
             args = parameters, past, fields.slot, fields.step + i, lengths
             new, logprobs = self._sample(way, logits, *args)
+            if drafter is not None:
+                passed = token[:, None], new[:, None], x[:, None], runs.astype(jnp.int32)
+                vector, drafts = drafting
+                assert drafts is not None
+                drafting = verify.follow(drafter, decoder, vector, drafts, *passed)
             token = jnp.where(runs, new, token)
             past = past.with_token(jnp.where(runs, fields.slot, sizes.slots), token, lengths)
             sampled = jax.tree.map(
@@ -445,12 +486,13 @@ class DecodeRows(_EngineProgram):
                 Sampled(jnp.where(runs, new, -1), logprobs),
             )
             ended = ended | runs & parameters.are_ends(token)
-            return i + 1, ended, token, cache, past, sampled
+            return i + 1, ended, token, cache, past, drafting, sampled
 
-        carry = jnp.int32(0), ended, token, cache, state.past, sampled
-        _, ended, token, cache, past, sampled = jax.lax.while_loop(unfinished, decode, carry)
+        carry = jnp.int32(0), ended, token, cache, state.past, drafting, sampled
+        carry = jax.lax.while_loop(unfinished, decode, carry)
+        _, ended, token, cache, past, (vector, drafts), sampled = carry
         state = dataclasses.replace(
-            state.stored(cache, slots, placement=placement),
+            state.stored(cache, slots, drafts, vector, placement=placement),
             token=state.token.at[fields.slot].set(token, mode="drop"),
             ended=state.ended.at[fields.slot].set(ended, mode="drop"),
             past=past,
@@ -474,10 +516,20 @@ class DecodeRows(_EngineProgram):
         ]
         return dataclasses.replace(state, tables=tables)
 
+    def _drafting(
+        self, state: EngineState, slots: jax.Array | None, fields: RowFields
+    ) -> tuple[jax.Array | None, PagedCache | None]:
+        """Returns the rows' last outputs of an MTP layer, and the drafter's cache, if any."""
+        if self.draft is None or state.draft is None or (config := config_of(self.draft)) is None:
+            return None, None
+        cache = state.draft_view(config, self.sizes, slots, fields.first)
+        return taken(state.draft.vector, slots), cache
+
     def _speculate(
         self,
-        weights: Weights,
+        way: jax.Array,
         decoder: Decoder,
+        drafter: Decoder | Drafter | None,
         state: EngineState,
         fields: RowFields,
         parameters: SamplingArrays,
@@ -487,12 +539,9 @@ class DecodeRows(_EngineProgram):
     ) -> tuple[EngineState, Sampled]:
         """Samples the rows' tokens with drafts; the arguments are as in `__call__`."""
         assert self.draft is not None and state.draft is not None
-        slots, count, draft = self._slots(fields), self.draft_tokens, state.draft
+        slots, count = self._slots(fields), self.draft_tokens
         zeros = jnp.zeros(self.rows, jnp.int32)
-        config, drafts = config_of(self.draft), None
-        if config is not None:
-            drafts = state.draft_view(config, self.sizes, slots, fields.first)
-        vector = taken(draft.vector, slots)
+        vector, drafts = self._drafting(state, slots, fields)
         steps = MOST_STEPS + count
         logprobs = None
         if self.stages.logprobs is not None:
@@ -513,7 +562,7 @@ class DecodeRows(_EngineProgram):
             speculation=SpeculationState(
                 drafts=jnp.zeros((self.rows, count), jnp.int32),
                 found=jnp.ones(self.rows, bool),
-                credit=verify.FIRST_CREDIT + draft.credit,
+                credit=verify.FIRST_CREDIT + state.draft.credit,
                 drafted=zeros,
                 accepted=zeros,
                 cache=drafts,
@@ -526,19 +575,20 @@ class DecodeRows(_EngineProgram):
         speculation = verify.Speculation(
             self.draft,
             count,
-            cost_of(count, self.network.on_gpu),
-            self.stages,
+            COST_UNIT * jnp.max(fields.draft_cost).astype(jnp.float32),
+            functools.partial(self._choose, way),
             parameters,
             decoder,
-            self._drafter(weights, decoder),
+            fields.draft_cost > 0,
+            drafter,
             self.network.placement,
         )
         rows = speculation.run(rows, jnp.max(fields.count))
         after = rows.speculation
         assert after is not None
         ran = jnp.where(fields.count > 0, fields.slot, self.sizes.slots)
-        drafting = after.cache, after.vector
-        state = state.stored(rows.cache, slots, *drafting, placement=self.network.placement)
+        args = rows.cache, slots, after.cache, after.vector
+        state = state.stored(*args, placement=self.network.placement)
         assert state.draft is not None
         state = dataclasses.replace(
             state,
@@ -555,8 +605,13 @@ class DecodeRows(_EngineProgram):
         return state, Sampled(tokens, rows.logprobs, after.drafted, after.accepted)
 
     def results(self, arguments: tuple[Any, ...]) -> tuple[EngineState, Sampled]:
-        """Returns shapes and dtypes of the results, without drafts."""
-        return shapes_of(arguments[1]), self._sampled_shapes(MOST_STEPS)
+        """Returns shapes and dtypes of the results."""
+        if not self.speculates:
+            return shapes_of(arguments[1]), self._sampled_shapes(MOST_STEPS)
+        sampled = self._sampled_shapes(MOST_STEPS + self.draft_tokens)
+        counts: Any = jax.ShapeDtypeStruct((self.rows,), jnp.int32)
+        sampled = dataclasses.replace(sampled, drafted=counts, accepted=counts)
+        return shapes_of(arguments[1]), sampled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from ..support.buckets import bucket, fine_bucket
 from ..support.lru_cache import LRUCache
 from ..support.warn import warn
 from ..tokenizer import Tokenizer
-from .programs import Decode, Network, Score
+from .programs import Decode, Network
 
 if TYPE_CHECKING:
     from jax_q4k.cache.program_cache import ProgramCache
@@ -99,12 +99,6 @@ class Model:
 
         self._full_pass = full_pass
 
-        def normed(weights: list[jax.Array], tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-            decoder = merge(weights)
-            return decoder.norm(decoder.vectors(rows(tokens), lengths))
-
-        self._vectors_pass = lambda: jax.jit(normed)
-
     @property
     def placement(self) -> Placement | None:
         return self.network.placement
@@ -154,18 +148,6 @@ class Model:
             full_pass = self.ready.get(("logits", padded.shape), self._full_pass)
             return _first(full_pass(self.weights, *args), time)
 
-    def vectors(self, tokens: np.ndarray, lengths: np.ndarray) -> jax.Array:
-        """Returns the decoder's last hidden states, after the final norm.
-
-        The result is (batch, time, hidden_size).
-
-        tokens: int32 (batch, time). lengths: int32 (batch,), tokens of each row before padding.
-        """
-        args = self.put((tokens, lengths))
-        with self.on_devices():
-            full_pass = self.ready.get(("vectors", tokens.shape), self._vectors_pass)
-            return full_pass(self.weights, *args)
-
     def put(self, arrays: Any) -> Any:
         """Replicates NumPy arrays on the model's devices; they must be equal in every process."""
         return jax.device_put(arrays) if self.placement is None else self.placement.put(arrays)
@@ -210,11 +192,6 @@ class Model:
     def decode_step(self) -> Any:
         """Jitted (weights, token (batch,), cache) -> logits, cache; it donates the cache."""
         return Decode(self.network).jitted()
-
-    @functools.cached_property
-    def score_step(self) -> Any:
-        """Jitted function that scores given tokens; see `runner.programs.Score`."""
-        return Score(self.network).jitted()
 
     def _on_gpu(self) -> bool:
         # abstract weights have no devices

@@ -18,6 +18,7 @@ from jax_q4k.collecting import gc_throttled
 from .engine_state import EngineState
 from .model import Model
 from .programs import Program
+from .speculative.drafts import PromptLookup
 
 
 class CachedPrograms:
@@ -134,7 +135,9 @@ def cached_program(
 def is_cacheable(model: Model, program: Program) -> bool:
     """Returns whether a program can be cached on disk.
 
-    It can without user functions and drafts, on one device, if the model has an on-disk cache.
+    It can without user functions and a drafting model, on one device, if the model has an on-disk
+    cache.
     """
-    simple = model.placement is None and program.draft is None and not program.calls_functions
+    simple = model.placement is None and not program.calls_functions
+    simple = simple and isinstance(program.draft, PromptLookup | None)
     return model.program_cache is not None and simple

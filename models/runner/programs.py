@@ -1,4 +1,4 @@
-"""Defines Program, the base of a model's jitted programs; a single decode step, and scoring."""
+"""Defines Program, the base of a model's jitted programs, and a single decode step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..config import Config
 from ..kv_cache import PagedCache
 from ..sharding.placement import Placement
-from .speculative.drafts import Draft, DraftModel, NextTokens, tokens_of
+from .speculative.drafts import Draft, tokens_of
 
 if TYPE_CHECKING:
     from ..network.decoder import Decoder
@@ -29,7 +29,7 @@ CUDA_COMPILER_OPTIONS: dict[str, str] = {
     "xla_gpu_enable_triton_gemm": "False",
 }
 
-#: Weights of a model; with a draft model, a tuple of both models' weights.
+#: Weights of a model; with adapters or a draft model, a tuple that begins with them.
 Weights = Any
 
 
@@ -124,8 +124,8 @@ class Program:
         return self.network.merge(self._main_weights(weights))
 
     def _main_weights(self, weights: Weights) -> Weights:
-        """Returns the main model's weights, without the draft model's."""
-        return weights[0] if isinstance(self.draft, DraftModel | NextTokens) else weights
+        """Returns the main model's weights, a list of arrays."""
+        return weights[0] if isinstance(weights, tuple) else weights
 
     def _rows(self, x: jax.Array) -> jax.Array:
         placement = self.network.placement
@@ -142,22 +142,6 @@ class Decode(Program):
         self, weights: Weights, token: jax.Array, cache: PagedCache
     ) -> tuple[jax.Array, PagedCache]:
         return self._decoder(weights).decode(self._rows(token), cache)
-
-
-@dataclasses.dataclass(frozen=True)
-class Score(Program):
-    """Scoring: negative log-likelihoods of given tokens, independent of sampling.
-
-    (weights, tokens (rows, time), lengths (rows,)) -> float32 (rows, time - 1): -log p of each
-    row's tokens from the second on, and 0 for padding.
-    """
-
-    def __call__(self, weights: Weights, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        logits = self._decoder(weights)(self._rows(tokens), lengths)
-        log_p = jax.nn.log_softmax(replicated(logits)[:, :-1])
-        taken = jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=2)[..., 0]
-        predicted = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
-        return jnp.where(predicted, -taken, 0.0)
 
 
 def shapes_of(tree: Any) -> Any:

@@ -24,8 +24,8 @@ MAX_STOP_TOKENS = 256
 LEAST_BIAS, MOST_BIAS = -float(np.finfo(np.float32).max), 1e30
 #: Programs flush smaller magnitudes to 0.
 _LEAST_NORMAL = float(np.finfo(np.float32).tiny)
-#: Largest value of `logprobs`.
-MAX_LOGPROBS = 1024
+#: Largest values of `logprobs` and of `prompt_logprobs`.
+MAX_LOGPROBS, MAX_PROMPT_LOGPROBS = 1024, 20
 
 #: (logits float32 (vocab_size,), tokens int32 (capacity,), length int32 ()) -> logits, in jit. The
 #: first `length` tokens are the prompt and the generated tokens.
@@ -47,7 +47,7 @@ class Sampling:
     nonzero numbers below 1.2e-38 in magnitude are rejected.
 
     Attributes:
-      max_new_tokens: at least 1.
+      max_new_tokens: at least 1; 0 is possible with `prompt_logprobs`, for a prompt alone.
       min_new_tokens: 0 to max_new_tokens; end tokens and stop strings do not end shorter answers.
       temperature: 0 to 100; below 1e-5 the most likely token is taken, regardless of filters.
       top_k: keeps this many of the most likely tokens; 0 keeps all.
@@ -74,6 +74,8 @@ class Sampling:
         same object is passed again. Stored as a tuple.
       logprobs: 0 to 1024; an Output then has the log-probability of each token and of this many
         most likely tokens, from the model's unmodified logits. None means no log-probabilities.
+      prompt_logprobs: 0 to 20; an Output then has the log-probability of each token of the prompt
+        but the first, too, and of this many most likely tokens in its place.
       seed: 0 to 2^32 - 1. Row i of a batch samples like a single prompt with `seed + i`.
       stop: one or several strings that end the text; they need a tokenizer. A string also matches
         control tokens that it spells, such as "<|im_end|>". Stored as a tuple. None means no
@@ -149,6 +151,12 @@ class Sampling:
         range=(0, MAX_LOGPROBS),
         metavar="N",
     )
+    prompt_logprobs: int | None = _field(
+        None,
+        "report the log-probabilities of the prompt's tokens, with the N most likely tokens'",
+        range=(0, MAX_PROMPT_LOGPROBS),
+        metavar="N",
+    )
     seed: int = _field(0, "seed of the random numbers; default: 0", range=(0, 2**32 - 1))
     stop: str | Sequence[str] | None = _field(
         (), "stop before this text; may be repeated", metavar="TEXT"
@@ -172,8 +180,9 @@ class Sampling:
             object.__setattr__(self, "max_new_tokens", operator.index(value))
         except TypeError:
             raise TypeError(f"max_new_tokens={value!r} must be an integer") from None
-        if value < 1:
-            raise ValueError(f"max_new_tokens={value} must be at least 1")
+        if value < (self.prompt_logprobs is None):
+            least = "at least 1, or 0 with prompt_logprobs"
+            raise ValueError(f"max_new_tokens={value} must be {least}")
         if self.min_new_tokens > value:
             least = f"min_new_tokens={self.min_new_tokens}"
             raise ValueError(f"{least} must not exceed max_new_tokens={value}")

@@ -9,9 +9,10 @@ from jax_q4k import lazy_imports
 
 if TYPE_CHECKING:
     from .application import app
+    from .routing import PrefixRoutes, prompt_beginnings
     from .settings import Settings
 
-__all__ = ["Settings", "app"]
+__all__ = ["PrefixRoutes", "Settings", "app", "prompt_beginnings"]
 
 _NEEDED = ("starlette", "uvicorn", "msgspec", "prometheus_client")
 if _missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:

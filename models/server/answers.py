@@ -7,10 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from starlette.requests import ClientDisconnect
 
 from ..engine.engine import EngineClosedError
-from ..engine.outputs import Output, Piece
+from ..engine.outputs import Output, Piece, TokenLogprobs
 from ..engine.request import Changes, Reader, Request
 from ..sampling import ConstraintError, Sampling
 from .errors import ApiError, unavailable
@@ -72,18 +73,42 @@ class Answers:
         """Number of submitted requests."""
         return len(self._requests)
 
+    def prompt_logprobs(self, answer: int) -> list[TokenLogprobs | None] | None:
+        """Returns those of an answer's prompt; complete when it has a token, or has ended."""
+        return self._requests[answer].prompt_logprobs
+
     @property
     def seed(self) -> int:
         """Seed of the first request."""
         return self._requests[0].sampling.seed
 
-    async def outputs(self) -> list[Output]:
-        """Waits for all answers; raises ApiError if the engine fails."""
-        with failures(), Changes(self._requests) as changes:
-            for request in self._requests:
+    async def outputs(self, first: int = 0) -> list[Output]:
+        """Waits for all answers from index `first` on; raises ApiError if the engine fails."""
+        requests = self._requests[first:]
+        with failures(), Changes(requests) as changes:
+            for request in requests:
                 await changes.until(Reader(request).is_at_end, ends=True)
                 self._count(request.result(0))
-        return [request.result(0) for request in self._requests]
+        return [request.result(0) for request in requests]
+
+    async def embeddings(self, texts: Sequence[list[int]]) -> list[np.ndarray]:
+        """Returns the embedding of each text, as many at a time as the engine has rows.
+
+        All take one place: they are short, and other requests run between them.
+        """
+        found: list[np.ndarray] = []
+        most = self.engine.stats().max_rows
+        for first in range(0, len(texts), most):
+            try:
+                with failures():
+                    for text in texts[first : first + most]:
+                        request = self.engine.submit_embedding(text, normalize=True)
+                        self._requests.append(request)
+            except (ValueError, TypeError) as error:
+                raise ApiError(400, str(error), param="input") from None
+            outputs = await self.outputs(first)
+            found += [output.embedding for output in outputs if output.embedding is not None]
+        return found
 
     def pieces(self) -> list[list[Piece]]:
         """Returns all pieces of each finished answer."""

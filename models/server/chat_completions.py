@@ -23,6 +23,7 @@ from .generation import (
     chunks_of,
     finite,
     new_id,
+    prompt_logprobs_of,
     reason_of,
     respond,
     submit,
@@ -32,7 +33,15 @@ from .generation import (
     usage_of,
     with_answers,
 )
-from .parameters import MOST_LOGPROBS, Parameters, check, check_number, refuse, wanted_of
+from .parameters import (
+    MOST_LOGPROBS,
+    Parameters,
+    check,
+    check_number,
+    check_prompt_logprobs,
+    refuse,
+    wanted_of,
+)
 from .service import Service
 from .tools import Tools, tools_of
 
@@ -44,6 +53,7 @@ class ChatCompletion(Parameters, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -82,6 +92,7 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     wanted = await form.wanted(service, wanted_of(body), body.thinking_budget_tokens)
     options: Any = {"most": most, "logprobs": logprobs, "stops": stops, "spelled": form.spelled}
+    options["prompt_logprobs"] = body.prompt_logprobs
     await submit(service, answers, [prompt], body, wanted=wanted, **options)
     head = {**new_id("chatcmpl"), "model": service.name_of(body.model)}
     ids = {"prompt_token_ids": prompt} if body.return_token_ids else {}
@@ -112,7 +123,8 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
         usage = usage_of(len(prompt), outputs, body.answers, reasoning())
         timings = timings_of(outputs, body.answers)
         found = {"choices": choices, "usage": usage, "timings": timings}
-        return {**head, "object": "chat.completion", **found, **ids}
+        scores = prompt_logprobs_of(tokenizer, prompt, outputs[0], body.prompt_logprobs)
+        return {**head, "object": "chat.completion", **found, **ids, **scores}
 
     def choices(new: New) -> list[dict[str, Any]]:
         reader = readers[new.answer]
@@ -174,6 +186,7 @@ def _check(body: ChatCompletion) -> int | None:
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
     check_number("top_logprobs", body.top_logprobs, 0, MOST_LOGPROBS)
+    check_prompt_logprobs(body.prompt_logprobs, body.stream)
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     check_number("max_tokens", most, 1)
     return most

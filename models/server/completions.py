@@ -20,6 +20,7 @@ from .generation import (
     chunks_of,
     finite,
     new_id,
+    prompt_logprobs_of,
     reason_of,
     respond,
     submit,
@@ -29,7 +30,15 @@ from .generation import (
     usage_of,
     with_answers,
 )
-from .parameters import MOST_LOGPROBS, Parameters, check, check_number, refuse, wanted_of
+from .parameters import (
+    MOST_LOGPROBS,
+    Parameters,
+    check,
+    check_number,
+    check_prompt_logprobs,
+    refuse,
+    wanted_of,
+)
 from .service import Service
 
 #: Most prompts of a request, and the tokens of an answer if it does not say.
@@ -42,9 +51,9 @@ class Completion(Parameters, kw_only=True):
     prompt: str | list[Any]  # a text, texts, ids, or lists of ids
     logprobs: int | None = None
     echo: bool | None = None
-    # Known, and refused where they would change the result.
-    suffix: str | None = None
     prompt_logprobs: int | None = None
+    # Known, and refused where it would change the result.
+    suffix: str | None = None
 
 
 @with_answers
@@ -53,45 +62,69 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     body, ignored = await bodies.read(request, Completion, service.settings)
     service.check_model(body.model)
     check(body)
-    refuse("echo with logprobs", bool(body.echo) and body.logprobs is not None)
     refuse("suffix", bool(body.suffix))
-    refuse("prompt_logprobs", body.prompt_logprobs is not None)
     check_number("logprobs", body.logprobs, 0, MOST_LOGPROBS)
-    check_number("max_tokens", body.max_tokens, 1)
+    check_prompt_logprobs(body.prompt_logprobs, body.stream)
+    # Of the prompt: those that are part of the echo, and those that are asked for by themselves.
+    counts = [body.logprobs if body.echo else None, body.prompt_logprobs]
+    of_prompt = max((count for count in counts if count is not None), default=None)
+    check_number("max_tokens", body.max_tokens, 1 if of_prompt is None else 0)
     prompts = await prompts_of(service, body.prompt)
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-    options: Any = {"most": most, "logprobs": body.logprobs}
+    options: Any = {"most": most, "logprobs": body.logprobs, "prompt_logprobs": of_prompt}
     await submit(service, answers, prompts, body, wanted=wanted_of(body), **options)
     total = sum(map(len, prompts))
     head = {**new_id("cmpl"), "object": "text_completion", "model": service.name_of(body.model)}
-    lengths: dict[int, int] = {}  # characters of each answer so far
-
     echoed = await _echoed(service, body)
+    lengths: dict[int, int] = {}  # characters of each answer so far
+    scores_echo = bool(body.echo) and body.logprobs is not None
 
     def ids(answer: int) -> dict[str, Any]:
         prompt = prompts[answer // body.answers]
         return {"prompt_token_ids": prompt} if body.return_token_ids else {}
 
     def first(answer: int) -> dict[str, Any]:
-        return {"text": echoed[answer // body.answers]} | ids(answer)
+        found: dict[str, Any] = {"text": echoed[answer // body.answers]} | ids(answer)
+        if scores_echo:
+            scores = answers.prompt_logprobs(answer)
+            found["logprobs"] = _of_prompt(service, prompts[answer // body.answers], scores, body)
+        return found
 
     def choices(new: New) -> list[dict[str, Any]]:
-        if not (new.text or new.logprobs or (body.return_token_ids and new.tokens)):
-            return []
-        before = lengths.get(new.answer, 0)
-        lengths[new.answer] = before + len(new.text)
-        found = _logprobs(service, new.tokens, new.logprobs, before)
-        return [{"text": new.text, "logprobs": found} | token_ids(body, new.tokens)]
+        # The prompt is scored when its first new token comes, or when there is none to come.
+        found = [first(new.answer)] if scores_echo and new.answer not in lengths else []
+        before = lengths.setdefault(new.answer, len(echoed[new.answer // body.answers]))
+        lengths[new.answer] += len(new.text)
+        tokens, logprobs = new.tokens, new.logprobs
+        if scores_echo and (output := new.pieces[-1].output) is not None:
+            tokens, logprobs = _with_end(output, tokens, logprobs)
+        if new.text or logprobs or (body.return_token_ids and new.tokens):
+            scores = _logprobs(service, tokens, logprobs, before)
+            found.append({"text": new.text, "logprobs": scores} | token_ids(body, new.tokens))
+        return found
+
+    def logprobs_of(answer: int, output: Output) -> dict[str, Any] | None:
+        if not scores_echo:
+            return _logprobs(service, output.tokens, output.logprobs, 0)
+        prompt, text = prompts[answer // body.answers], echoed[answer // body.answers]
+        before = _of_prompt(service, prompt, output.prompt_logprobs, body)
+        tokens, logprobs = _with_end(output, output.tokens, output.logprobs)
+        after = _logprobs(service, tokens, logprobs, len(text)) or {}
+        return {name: [*values, *after[name]] for name, values in before.items()}
 
     def whole(outputs: list[Output]) -> dict[str, Any]:
+        tokenizer = answers.engine.model.tokenizer
         choices = [
             {
                 "index": i,
                 "text": echoed[i // body.answers] + (output.text or ""),
-                "logprobs": _logprobs(service, output.tokens, output.logprobs, 0),
+                "logprobs": logprobs_of(i, output),
                 "finish_reason": reason_of(output),
                 **ids(i),
                 **token_ids(body, output.tokens),
+                **prompt_logprobs_of(
+                    tokenizer, prompts[i // body.answers], output, body.prompt_logprobs
+                ),
             }
             for i, output in enumerate(outputs)
         ]
@@ -101,7 +134,7 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
 
     chunks = None
     if body.stream:
-        begins = first if body.echo or body.return_token_ids else None
+        begins = first if (body.echo or body.return_token_ids) and not scores_echo else None
         chunks = chunks_of(answers, Form(head, begins, choices, {"text": ""}), body, total)
     return await respond(request, service, answers, whole=whole, chunks=chunks, ignored=ignored)
 
@@ -170,6 +203,39 @@ async def prompts_of(
 
 def _are_ids(row: Any) -> bool:
     return isinstance(row, list) and all(type(one) is int for one in row)
+
+
+def _with_end(
+    output: Output, tokens: list[int], logprobs: list[TokenLogprobs] | None
+) -> tuple[list[int], list[TokenLogprobs] | None]:
+    """Appends the end token, if the answer has one.
+
+    Clients that score an echo leave the last token out, because it is the answer's.
+    """
+    if output.end_token is None or output.end_token[1] is None:
+        return tokens, logprobs
+    token, entry = output.end_token
+    return [*tokens, token], [*(logprobs or ()), entry]
+
+
+def _of_prompt(
+    service: Service, prompt: list[int], logprobs: Any, body: Completion
+) -> dict[str, Any]:
+    """Returns log-probabilities of an echo; its first token has none.
+
+    logprobs: one entry per token of the prompt.
+    """
+    tokenizer = service.tokenizer()
+    stream, offsets, length = tokenizer.stream(), [], 0
+    for token in prompt:
+        offsets.append(length)
+        length += len(stream.push(token))
+    entries = [one and one._replace(top=one.top[: body.logprobs]) for one in logprobs]
+    rest = _logprobs(service, prompt[1:], entries[1:], 0) or {}
+    nothing = {"token_logprobs": None, "top_logprobs": None}
+    nothing["tokens"] = token_text(tokenizer, prompt[0])[0]  # type: ignore[assignment]
+    found = {name: [nothing[name], *rest[name]] for name in nothing}
+    return {**found, "text_offset": offsets}
 
 
 def _logprobs(

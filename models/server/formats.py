@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ..chat.output import (
     CallArguments,
     CallBegin,
-    CallEnd,
     Content,
     Event,
     Family,
     Message,
-    Parser,
     Reasoning,
 )
-from ..engine.outputs import Piece
-from ..sampling import Constraint, Thought
-from ..tokenizer import Tokenizer
+from ..engine.answers import PieceReader, behind_thought
+from ..sampling import Constraint
+from ..sampling.json_schemas import prepared
 from .constraints import Wanted
 from .errors import ApiError
 from .service import Service
 from .tools import Tools, with_safe_schemas
-
-#: Last tokens of a prompt, among which are the marks of a thought that it begins.
-_LAST_TOKENS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Format:
     """Form of a request's answers.
 
     Attributes:
-      family: of the chat template.
+      family: family of the chat template.
       tools: those that the answers may call.
       is_inside: whether the prompt has begun a thought.
       splits: whether thoughts are apart from the content.
@@ -53,21 +49,20 @@ class Format:
         cls, service: Service, prompt: Sequence[int], tools: Tools | None, *, splits: bool = True
     ) -> Format:
         """Returns the form of the answers to a prompt; raises ApiError for tools without one."""
-        family, tokenizer = service.family, service.tokenizer()
-        if tools is not None and tools.offered and not family.syntaxes:
+        format, tokenizer = service.format, service.tokenizer()
+        if tools is not None and tools.offered and not format.family.syntaxes:
             problem = "the model's chat template has no tool calls"
             raise ApiError(400, problem, param="tools", code="unsupported_parameter")
-        end = tokenizer.decode(prompt[-_LAST_TOKENS:], skip_special=False)
-        spelled = _spelled(family, tokenizer)
-        return cls(family, tools, family.opens_thought(end), splits, spelled)
+        is_inside = format.opens_thought(tokenizer, prompt)
+        return cls(format.family, tools, is_inside, splits, format.control_tokens)
 
-    def reader(self) -> AnswerReader:
+    def reader(self) -> PieceReader:
         """Returns the reader of one answer."""
         offered = None if self.tools is None else self.tools.offered
         parser = self.family.parser(
             offered or None, inside=self.is_inside, splits_reasoning=self.splits
         )
-        return AnswerReader(parser, is_single=self.tools is not None and not self.tools.parallel)
+        return PieceReader(parser, is_single=self.tools is not None and not self.tools.parallel)
 
     async def wanted(
         self, service: Service, wanted: Wanted | None, budget: int | None = None
@@ -83,79 +78,70 @@ class Format:
 
     def _wanted(self, service: Service, wanted: Wanted | None, budget: int | None) -> Wanted | None:
         tools = self.tools
-        if wanted is not None and tools is not None and tools.offered:
-            raise ApiError(400, f"{wanted.name} cannot be combined with tools", param=wanted.name)
-        if tools is not None and tools.required:
-            wanted = Wanted("tool_choice", self._calls(service.tokenizer(), tools))
         marks = self.family.thought
-        if marks is None:
+        has_thought = False
+        if tools is not None and tools.required:
+            wanted, has_thought = self._grammar(service, "tool_choice", None, budget)
+        elif wanted is not None and (self.family.messages or (tools and tools.offered)):
+            if wanted.constraint.kind == "json_schema":
+                form = wanted.constraint
+                wanted, has_thought = self._grammar(service, wanted.name, form, budget)
+            elif tools and tools.offered:
+                problem = f"{wanted.name} cannot be combined with tools, but a JSON schema can"
+                raise ApiError(400, problem, param=wanted.name)
+        elif budget is not None and self.family.messages and not self.is_inside:
+            name = "thinking_budget_tokens"
+            wanted, has_thought = self._grammar(service, name, "text", budget)
+        elif tools is not None and tools.is_strict:
+            wanted, has_thought = self._grammar(service, "tools", "text", budget)
+        if marks is None or has_thought:
             return wanted
         if budget is not None and wanted is None:
             wanted = Wanted("thinking_budget_tokens", Constraint.anything())
         if wanted is None:
             return None
-        begin = None if self.is_inside else marks.begin
+        given = wanted.constraint
         try:
-            thought = Thought(marks.end, begin, budget)
+            constraint = behind_thought(given, marks, is_inside=self.is_inside, budget=budget)
         except ValueError as error:
             raise ApiError(400, str(error), param="thinking_budget_tokens") from None
-        return wanted._replace(constraint=wanted.constraint.following(thought))
+        return wanted._replace(constraint=constraint)
 
-    def _calls(self, tokenizer: Tokenizer, tools: Tools) -> Constraint:
-        """Returns the constraint of answers that call a tool."""
+    def _grammar(
+        self,
+        service: Service,
+        name: str,
+        form: Constraint | Literal["text"] | None,
+        budget: int | None,
+    ) -> tuple[Wanted, bool]:
+        """Returns the constraint of answers that may call tools, and whether it has the thought.
+
+        name: parameter that asks for it. form: what answers may be instead: JSON of a schema, or
+        any text. budget: most tokens of a thought.
+        """
 
         def token_id(text: str) -> int | None:
             return next(iter(tokenizer.control_ids([text])), None)
 
-        offered = with_safe_schemas(tools.offered)
+        tokenizer, grammars = service.tokenizer(), service.ready().model.grammars
+        assert grammars is not None
+        tools = self.tools or Tools([], [])
+        has_thought = self.family.messages and not self.is_inside
         try:
-            grammar = self.family.grammar(offered, parallel=tools.parallel, token_id=token_id)
-            return Constraint.grammar(grammar)
-        except ValueError as error:
-            raise ApiError(400, f"tool_choice: {error}", param="tool_choice") from None
-
-
-def _spelled(family: Family, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Returns the control tokens that occur in a family's marks."""
-    parts = [part for mark in family.marks for part in tokenizer.cut_at_controls(mark)]
-    return tuple(dict.fromkeys(tokenizer.token(part) for part in parts if isinstance(part, int)))
-
-
-class AnswerReader:
-    """Reads the pieces of one answer.
-
-    Attributes:
-      calls: number of tool calls so far.
-      reasoning_tokens: number of tokens up to the end of the last thought.
-      has_begun: whether there were events.
-      is_done: whether the call that is wanted is complete; what follows is ignored.
-    """
-
-    def __init__(self, parser: Parser, *, is_single: bool) -> None:
-        self._parser, self._is_single, self._tokens = parser, is_single, 0
-        self.calls = self.reasoning_tokens = 0
-        self.has_begun = self.is_done = False
-
-    def read(self, pieces: Sequence[Piece]) -> list[Event]:
-        """Returns the events of pieces; the answer is over with its output."""
-        events: list[Event] = []
-        for piece in pieces:
-            self._tokens += piece.token is not None
-            found = self._parser.push(piece.text)
-            found += self._parser.finish() if piece.output is not None else []
-            events += self._counted(found)
-        return events
-
-    def _counted(self, events: list[Event]) -> list[Event]:
-        self.has_begun = self.has_begun or bool(events)
-        for i, event in enumerate(events):
-            if self.is_done:
-                return events[:i]
-            if isinstance(event, Reasoning):
-                self.reasoning_tokens = self._tokens
-            self.calls += isinstance(event, CallBegin)
-            self.is_done = self._is_single and isinstance(event, CallEnd)
-        return events
+            content: Any = form
+            if isinstance(form, Constraint):
+                content = json.loads(prepared(form.source))
+            offered = with_safe_schemas(tools, grammars)
+            grammar = self.family.grammar(
+                offered,
+                parallel=tools.parallel,
+                token_id=token_id,
+                content=content,
+                budget=budget if has_thought else None,
+            )
+            return Wanted(name, Constraint.grammar(grammar)), has_thought
+        except (ValueError, ImportError) as error:  # without llguidance
+            raise ApiError(400, f"{name}: {error}", param=name) from None
 
 
 def assistant_of(answer: Message) -> dict[str, Any]:

@@ -81,14 +81,16 @@ async def submit(
     wanted: Wanted | None,
     most: int | None,
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
     stops: tuple[str, ...] = (),
     spelled: tuple[str, ...] = (),
 ) -> None:
     """Submits `n` answers to each prompt, which share its pages.
 
     wanted: their constraint, which is compiled first, in a thread. most: maximum new tokens; None
-    means what the context has room for. logprobs: number of most likely tokens to report; None
-    means no log-probabilities. spelled: control tokens that are part of the texts. Raises ApiError.
+    means what the context has room for. logprobs, prompt_logprobs: number of most likely tokens to
+    report for each new token, and for each of the prompt; None means no log-probabilities. spelled:
+    control tokens that are part of the texts. Raises ApiError.
     """
     constraint = await compile(service, wanted)
     context = answers.engine.stats().max_context
@@ -103,6 +105,7 @@ async def submit(
             service.defaults,
             max_new_tokens=room if most is None else min(most, room),
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             stops=stops,
             constraint=constraint,
             spelled=spelled,
@@ -111,6 +114,7 @@ async def submit(
         samplings += new
     adapter = service.adapter_of(parameters.model)
     options: dict[str, Any] = {"priority": parameters.priority or 0, "adapter": adapter}
+    options["drafts"] = parameters.drafts != 0
     answers.submit(rows, samplings, cache_salt=parameters.cache_salt or "", **options)
 
 
@@ -299,6 +303,30 @@ def timings_of(outputs: list[Output], answers: int = 1) -> dict[str, float]:
 
 def _ratio(value: float, of: float) -> float:
     return value / of if of else 0.0
+
+
+def prompt_logprobs_of(
+    tokenizer: Tokenizer | None, prompt: list[int], output: Output, top: int | None
+) -> dict[str, Any]:
+    """Returns vLLM's field of the log-probabilities of a prompt's tokens, with `top` others each.
+
+    top: None means that the request does not ask for them.
+    """
+    if top is None:
+        return {}
+
+    def entry(token: int, logprob: float, rank: int | None) -> tuple[str, dict[str, Any]]:
+        text = token_text(tokenizer, token)[0]
+        return str(token), {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
+
+    def entries(token: int, one: TokenLogprobs | None) -> dict[str, Any] | None:
+        if one is None:
+            return None
+        likeliest = (entry(*pair, rank) for rank, pair in enumerate(one.top[:top], 1))
+        return dict([entry(token, one.logprob, one.rank), *likeliest])
+
+    each = zip(prompt, output.prompt_logprobs or (), strict=True)
+    return {"prompt_logprobs": [entries(*pair) for pair in each]}
 
 
 def finite(logprob: float) -> float:

@@ -107,8 +107,8 @@ def chat_tools(tools: Sequence[Any] | None) -> list[Any] | None:
             problem = f"tools[{i}] must be a tool of the client's own"
             raise ApiError(400, problem, param="tools", code="unsupported_parameter")
         function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
-        if tool.get("description") is not None:
-            function["description"] = tool["description"]
+        fields = ("description", "strict")
+        function |= {name: tool[name] for name in fields if tool.get(name) is not None}
         found.append({"type": "function", "function": function})
     return found or None
 

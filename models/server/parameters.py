@@ -9,6 +9,7 @@ import msgspec
 
 from ..engine.stages import BIASES, STOPS
 from ..sampling import Constraint, Sampling
+from ..sampling.params import MAX_PROMPT_LOGPROBS
 from .constraints import (
     ResponseFormat,
     Schema,
@@ -50,6 +51,7 @@ class Parameters(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    drafts: int | None = msgspec.field(default=None, name="speculative.n_max")
     return_token_ids: bool | None = None
     user: str | None = None
     stream: bool | None = None
@@ -113,6 +115,7 @@ def check(parameters: Parameters) -> None:
         raise ApiError(400, f"a stop string may have {MOST_STOP_BYTES} bytes", param="stop")
     refuse("best_of", parameters.best_of not in (None, parameters.answers))
     check_number("min_tokens", parameters.min_tokens, 0)
+    check_number("speculative.n_max", parameters.drafts, 0)
     for name, most in {"stop_token_ids": MOST_STOP_TOKENS, "logit_bias": MOST_BIASES}.items():
         if len(getattr(parameters, name) or ()) > most:
             raise ApiError(400, f"{name} may name {most} tokens at most", param=name)
@@ -125,6 +128,12 @@ def check_number(name: str, value: int | None, least: int, most: int | None = No
     if value is not None and (value < least or (most is not None and value > most)):
         bounds = f"at least {least}" if most is None else f"{least} to {most}"
         raise ApiError(400, f"{name} must be {bounds}", param=name)
+
+
+def check_prompt_logprobs(count: int | None, stream: bool | None) -> None:
+    """Raises ApiError for a wrong `prompt_logprobs`; as in vLLM, streams do not have them."""
+    check_number("prompt_logprobs", count, 0, MAX_PROMPT_LOGPROBS)
+    refuse("prompt_logprobs with stream", count is not None and bool(stream))
 
 
 def refuse(name: str, changes: bool) -> None:
@@ -149,6 +158,7 @@ def samplings_of(
     *,
     max_new_tokens: int,
     logprobs: int | None,
+    prompt_logprobs: int | None,
     stops: tuple[str, ...],
     constraint: Constraint | None,
     spelled: tuple[str, ...],
@@ -167,6 +177,7 @@ def samplings_of(
     if fields.get("top_k") == -1:
         fields["top_k"] = 0
     fields |= {"max_new_tokens": max_new_tokens, "logprobs": logprobs}
+    fields["prompt_logprobs"] = prompt_logprobs
     fields |= {"stop": (*_stops(parameters), *stops), "ignore_end": bool(parameters.ignore_eos)}
     fields |= {"penalize_new_only": True, "min_new_tokens": parameters.min_tokens or 0}
     fields |= {"constraint": constraint, "spelled_tokens": spelled}

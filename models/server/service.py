@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..chat import ChatTemplateError
-from ..chat.output import NONE, family_of
+from ..chat.output import AnswerFormat
 from ..engine.engine import Engine
 from ..sampling.file_defaults import USUAL, default_sampling
 from ..tokenizer import Tokenizer
@@ -35,10 +35,9 @@ class Service:
       places: places of running and waiting requests.
       created: time of the start, in seconds since 1970.
       defaults: fields of `Sampling` that requests may override.
-      family: form of the answers of the model's chat template.
+      format: form of the answers to the model's chat template.
       most_bytes: bytes of a text that may fit into the context.
       metrics: counts and times of requests.
-      embedding: held while embeddings are computed, beside the engine's steps.
       rendering: threads that render chat templates; slow ones hold up nothing else.
       compiling: threads that compile constraints.
       loading: held while a LoRA adapter is loaded.
@@ -48,14 +47,14 @@ class Service:
     def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
         self.settings, self.created = settings, int(time.time())
         self.is_draining = False
-        self.embedding, self.loading = asyncio.Lock(), asyncio.Lock()
+        self.loading = asyncio.Lock()
         self.rendering = ThreadPoolExecutor(_RENDERING, "jax-q4k-template")
         self.compiling = ThreadPoolExecutor(_COMPILING, "jax-q4k-grammar")
         self.probe: asyncio.Future[None] | None = None
         self.engine: Engine | None = None
         self.places, self.metrics = Places(settings.queue), Metrics()
         self.defaults: dict[str, Any] = dict(USUAL)
-        self.family, self.most_bytes = NONE, 0
+        self.format, self.most_bytes = AnswerFormat(), 0
         if engine is not None:
             self.start(engine)
 
@@ -68,7 +67,7 @@ class Service:
             logger.warning("The file's default sampling parameters are ignored: %s", error)
         if (tokenizer := engine.model.tokenizer) is not None:
             try:
-                self.family = family_of(tokenizer)
+                self.format = AnswerFormat.of(tokenizer)
             except ChatTemplateError as error:
                 logger.warning("Tool calls and thoughts are not read: %s", error)
             self.most_bytes = engine.stats().max_context * tokenizer.longest_token

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..sampling import ConstraintError
+from ..sampling import Constraint, ConstraintError
+from ..sampling.grammars import Grammars
 from ..sampling.json_schemas import prepared_schema
 from .errors import ApiError
 
@@ -30,6 +31,11 @@ class Tools(NamedTuple):
     offered: list[dict[str, Any]]
     required: bool = False
     parallel: bool = True
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether the arguments of a tool that may be called must follow its schema."""
+        return any(tool["function"].get("strict") is True for tool in self.offered)
 
 
 def tools_of(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) -> Tools | None:
@@ -91,14 +97,25 @@ def _checked(tool: Any, name: str) -> dict[str, Any]:
     return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
-def with_safe_schemas(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns tools whose schemas can be enforced; raises ApiError for those that cannot."""
+def with_safe_schemas(tools: Tools, grammars: Grammars) -> list[dict[str, Any]]:
+    """Returns the offered tools with schemas that can be enforced.
+
+    A schema that cannot becomes one with the same properties, of any values. Raises ApiError if the
+    tool is strict, or a call is required.
+    """
     found = []
-    for tool in tools:
+    for tool in tools.offered:
         function = tool["function"]
+        is_enforced = tools.required or function.get("strict") is True
         try:
             parameters = prepared_schema(function["parameters"])
+            if not is_enforced:
+                grammars.matcher(Constraint.json_schema(parameters))
         except ConstraintError as error:
-            raise ApiError(400, f"tool {function['name']}: {error}", param="tools") from None
+            if is_enforced:
+                raise ApiError(400, f"tool {function['name']}: {error}", param="tools") from None
+            properties = function["parameters"].get("properties")
+            names = properties if isinstance(properties, dict) else ()
+            parameters = {"type": "object", "properties": {name: {} for name in names}}
         found.append({**tool, "function": {**function, "parameters": parameters}})
     return found

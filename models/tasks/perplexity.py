@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import numpy as np
 
+from ..engine.generate import generate
+from ..engine.outputs import Output
+from ..engine.prompt_results import PROMPT_ALONE
 from ..runner.model import Model
-from ..support.buckets import bucket
 from ..tokenizer import Tokenizer
 
-BATCH = 8  # windows in one call
+#: Windows that are computed at a time.
+BATCH = 8
 
 
 class TooShortError(ValueError):
@@ -88,34 +91,24 @@ def score(
         predict anything. TooShortError: the text is shorter than two of llama.cpp's windows.
         TypeError: the context is not an integer.
     """
-    tokenizer, longest = model.tokenizer, model.config.context_length
-    if tokenizer is None:
-        raise ValueError("model has no tokenizer")
     if windows not in ("whole", "llama.cpp"):
         raise ValueError(f"windows={windows!r} must be 'whole' or 'llama.cpp'")
-    if context is not None and (isinstance(context, bool) or not isinstance(context, int)):
-        raise TypeError(f"context={context!r} must be an integer")
-    length = min(longest, 512) if context is None else context
-    if not 2 <= length <= longest:
-        raise ValueError(f"context={context} must be 2 to {longest}, the model's context length")
+    tokenizer, length = checked(model, context)
     start = list(tokenizer.vocabulary.before)
     if windows == "whole":
         cut = _windows(tokenizer.encode(text, add_special=False), start, length)
     else:
-        cut = _llama_windows(tokenizer.encode(text, add_end=False), start, length)
+        cut = llama_windows(tokenizer, text, length)
     if not cut:
         raise ValueError("text has too few tokens to predict any")
     first = (len(start) if windows == "whole" else 0) or 1  # tokens of a window not predicted
 
-    program, nats = model.score_step, []
-    for at in range(0, len(cut), BATCH):
-        rows = cut[at : at + BATCH]
-        tokens, lengths = model.put(_padded(rows, length))
-        with model.on_devices():
-            found = np.asarray(program(model.weights, tokens, lengths), np.float64)
-        nats += [row[first - 1 : len(ids) - 1] for row, ids in zip(found, rows, strict=False)]
+    nats: list[np.ndarray] = []
+    for rows in batches(cut):
+        outputs = generate(model, rows, PROMPT_ALONE)
+        nats += [_nats(output)[first - 1 :] for output in outputs]
         if progress is not None:
-            progress(at + len(rows), len(cut))
+            progress(len(nats), len(cut))
     targets = [window[first:] for window in cut]
     total = _score(tokenizer, nats, targets)
     if windows == "whole":
@@ -145,11 +138,12 @@ def _windows(ids: list[int], start: list[int], length: int) -> list[list[int]]:
     return [window for window in windows if len(window) > 1]
 
 
-def _llama_windows(ids: list[int], start: list[int], length: int) -> list[list[int]]:
-    """Splits ids into windows of exactly `length` tokens, as llama.cpp's `perplexity` does.
+def llama_windows(tokenizer: Tokenizer, text: str, length: int) -> list[list[int]]:
+    """Splits a text into windows of exactly `length` tokens, as llama.cpp's `perplexity` does.
 
-    `start` (BOS) replaces the first tokens of each window.
+    BOS, if the tokenizer adds it, replaces the first token of each window. Raises TooShortError.
     """
+    ids, start = tokenizer.encode(text, add_end=False), list(tokenizer.vocabulary.before)
     if len(ids) < 2 * length:
         needed = f"llama.cpp's windows of {length} tokens need {2 * length}"
         raise TooShortError(f"text has {len(ids)} tokens; {needed}")
@@ -157,15 +151,26 @@ def _llama_windows(ids: list[int], start: list[int], length: int) -> list[list[i
     return [start + ids[i + len(start) : i + length] for i in firsts]
 
 
-def _padded(windows: list[list[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns tokens (rows, time) and lengths (rows,), padded to one of a few shapes.
+def checked(model: Model, context: int | None) -> tuple[Tokenizer, int]:
+    """Returns the model's tokenizer, and the tokens of a window; raises as `score` does."""
+    tokenizer, longest = model.tokenizer, model.config.context_length
+    if tokenizer is None:
+        raise ValueError("model has no tokenizer")
+    if context is not None and (isinstance(context, bool) or not isinstance(context, int)):
+        raise TypeError(f"context={context!r} must be an integer")
+    length = min(longest, 512) if context is None else context
+    if not 2 <= length <= longest:
+        raise ValueError(f"context={context} must be 2 to {longest}, the model's context length")
+    return tokenizer, length
 
-    Padding rows predict nothing.
-    """
-    count = 1 << (len(windows) - 1).bit_length()
-    tokens = np.zeros((count, min(length, bucket(max(map(len, windows))))), np.int32)
-    lengths = np.ones(count, np.int32)
-    for row, window in enumerate(windows):
-        tokens[row, : len(window)] = window
-        lengths[row] = len(window)
-    return tokens, lengths
+
+def batches(windows: list[list[int]]) -> Iterator[list[list[int]]]:
+    """Yields the windows, some at a time."""
+    for at in range(0, len(windows), BATCH):
+        yield windows[at : at + BATCH]
+
+
+def _nats(output: Output) -> np.ndarray:
+    """Returns -log p, float64, of a prompt's tokens but the first."""
+    assert output.prompt_logprobs is not None
+    return np.array([-one.logprob for one in output.prompt_logprobs if one is not None])

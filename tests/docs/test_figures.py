@@ -7,13 +7,13 @@ import math
 from typing import Any
 
 import pytest
+from support.model_sizes import packed_tensors
 from support.statements import ROOT, Statements, quoted, table
 
 import jax_q4k as jq
-from jax_q4k import gguf, models
+from jax_q4k import models
 from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files.quantizing import recipes
-from ptx_kernels import formats
 from tools.random_model import LLAMA_3_1_8B
 
 statements = Statements()
@@ -398,17 +398,8 @@ def recipe_of_the_demo():
 
 def bits_a_weight(recipe: str) -> float:
     """Bits of all tensors of Llama 3.1 8B divided by its weight count."""
-    needed = {n: e.shape for n, e in expected_tensors(LLAMA_3_1_8B).items() if e.required}
-    shapes = needed | {"output.weight": (128256, 4096), "rope_freqs.weight": (64,)}
-    types = recipes.tensor_types(recipes.get(recipe), LLAMA_3_1_8B, shapes)
-    bits = 0.0
-    for name, kind in types.items():
-        if kind in gguf.PLAIN:
-            of_one = 8 * gguf.PLAIN[kind].dtype.itemsize
-        else:
-            of_one = 8 * formats.get(kind).block_bytes / formats.get(kind).block_size
-        bits += of_one * math.prod(shapes[name])
-    return bits / sum(math.prod(shape) for shape in shapes.values())
+    found = packed_tensors(LLAMA_3_1_8B, recipe).values()
+    return 8 * sum(one.nbytes for one in found) / sum(math.prod(one.shape) for one in found)
 
 
 @says("README.md", "Llama 3.1 8B in Q4_K_M takes 4.9 GB instead of 16 GB in bfloat16")

@@ -1,4 +1,4 @@
-"""Files of examples/serving/ and docs/serving.md: metrics, options and settings that exist."""
+"""Files of examples/serving/ and their pages: metrics, options and settings that exist."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ import shlex
 from typing import Any
 
 import pytest
+import yaml
 from support.paths import ROOT
 
 from jax_q4k import models
 from jax_q4k.models.cli.commands import serve
+from jax_q4k.models.server.application import app
+from jax_q4k.models.server.guard import _OPEN_PATHS
 from jax_q4k.models.server.metrics import Metrics
+from jax_q4k.models.server.run import _GRACE
 from jax_q4k.models.server.settings import Settings
 
 FOLDER = ROOT / "examples" / "serving"
 SERVING = (ROOT / "docs" / "serving.md").read_text()
+SCALE = (ROOT / "docs" / "scale.md").read_text()
 DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text())
 
 
@@ -127,13 +132,53 @@ def test_the_container_starts_the_server():
     assert re.search(r"^USER [1-9]\d*$", text("Containerfile"), re.MULTILINE)
 
 
+def test_the_pods_start_the_server_and_end_after_it():
+    """Checks the Deployment against the image, the server's options, routes and limits."""
+    found = {one["kind"]: one for one in yaml.safe_load_all(text("kubernetes.yaml"))}
+    assert found.keys() == {"Deployment", "Service", "PodDisruptionBudget"}
+    deployment, service = found["Deployment"]["spec"], found["Service"]["spec"]
+    pod = deployment["template"]["spec"]
+    (container,) = pod["containers"]
+
+    (words,) = re.findall(r"^ENTRYPOINT (.+)", text("Containerfile"), re.MULTILINE)
+    options = parser().parse_args([*json.loads(words)[2:], *container["args"]])
+    waits = int(container["lifecycle"]["preStop"]["exec"]["command"][-1])
+    assert options.drain > options.timeout  # no request is lost
+    assert f"Before SIGTERM the pod waits {waits} s" in SCALE
+    assert pod["terminationGracePeriodSeconds"] > waits + options.drain + _GRACE
+    (user,) = re.findall(r"^USER (\d+)$", text("Containerfile"), re.MULTILINE)
+    assert pod["securityContext"]["runAsUser"] == int(user)
+
+    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    assert mounts.keys() == volumes.keys()
+    assert options.api_key_file == f"{mounts['keys']}/keys" and "secret" in volumes["keys"]
+    assert "--from-file=keys=" in text("kubernetes.yaml")
+    assert options.model.startswith(f"{mounts['models']}/")
+    assert f"XDG_CACHE_HOME={mounts['cache']}\n" in text("Containerfile")
+
+    (port,) = container["ports"]
+    assert port["containerPort"] == options.port
+    assert service["ports"][0]["targetPort"] == port["name"]
+    routes = {route.path for route in app().routes}
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        probe = container[name]["httpGet"]
+        assert probe["path"] in routes & set(_OPEN_PATHS) and probe["port"] == port["name"]
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 600
+    assert "The startup probe allows ten minutes" in SCALE
+    labels = deployment["template"]["metadata"]["labels"]
+    budget = found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]
+    assert labels == service["selector"] == deployment["selector"]["matchLabels"] == budget
+
+
 def test_options_of_comments_and_the_page_exist():
     known = {option for action in parser()._actions for option in action.option_strings}
-    # Of systemctl, podman, apt, pip, COPY, HEALTHCHECK and useradd.
+    # Of systemctl, podman, kubectl, apt, pip, COPY, HEALTHCHECK and useradd.
     others = (
         r"--(now|read-only|tmpfs|cap-drop|security-opt|stop-timeout|build-arg|device|rm|uid|shell"
     )
-    others += r"|no-(install-recommends|cache-dir|create-home)|from|interval|start-period)"
+    others += r"|no-(install-recommends|cache-dir|create-home)|from(-file)?|interval|start-period)"
     for page in (SERVING, *(text(file.name) for file in FOLDER.iterdir())):
         for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", page):
             assert option in known or re.fullmatch(others, option), option

@@ -35,15 +35,15 @@ from jax_q4k.models.cli import cache
 from jax_q4k.models.cli.commands import bench
 from jax_q4k.models.cli.commands import chat as chat_command
 from jax_q4k.models.cli.options import sampling_of
-from jax_q4k.models.config.pooling import pooling_of
+from jax_q4k.models.config.pooling import POOLINGS, pooling_of
 from jax_q4k.models.engine import arguments
 from jax_q4k.models.engine.session import PIECE
 from jax_q4k.models.files import hub
 from jax_q4k.models.files.quantizing import recipes
 from jax_q4k.models.runner import model as runner_model
+from jax_q4k.models.runner.prompt_programs import CPU_CHUNK, GPU_CHUNK
 from jax_q4k.models.sampling import file_defaults
 from jax_q4k.models.sampling.stages import SamplingStages
-from jax_q4k.models.tasks import embeddings
 from jax_q4k.native import build
 from ptx_kernels import devices, formats
 from ptx_kernels.kernels import FAMILIES, prefetch
@@ -250,7 +250,7 @@ def defaults_of_bench():
 )
 def poolings():
     shown = [quoted(cell)[0] for cell, _ in table("docs/embeddings.md", "| `pooling`")]
-    assert sorted(shown) == sorted(embeddings.POOLINGS)
+    assert sorted(shown) == sorted(POOLINGS)
     assert inspect.signature(models.embed).parameters["pooling"].default is None
     assert options("embed")["--pooling"].default is None
     key = "llama.pooling_type"
@@ -291,6 +291,11 @@ def perplexity():
     assert theirs.tokens == windows * (32 - 1)
     ours = models.score(model, text, context=32)
     assert ours.tokens == len(ids) and ours.second_halves is None
+
+
+@says("docs/generation.md", "The logits of 32 tokens (256 on a GPU) are in memory at a time.")
+def logits_of_prompts():
+    assert (CPU_CHUNK, GPU_CHUNK) == (32, 256)
 
 
 @says("docs/quantizing.md", "512 tokens, or the model's context if that is shorter")

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
-from support.helpers import free_port
+from support.helpers import free_port, nmse
 from support.paths import ROOT
 
 import jax_q4k as jq
@@ -190,12 +191,17 @@ def test_answers_are_those_of_one_device(cache: Path) -> None:
             samplings = [sampling_of(body) for body in all_bodies]
             with models.Engine(demo, max_context=128, warm_up=False) as engine:
                 outputs = engine.generate([body["prompt"] for body in all_bodies], samplings)
+                wanted = engine.embed("The sea", normalize=True)
         url = started.url()
         with httpx.Client(base_url=url, timeout=TIMEOUT) as client:
             with ThreadPoolExecutor(12) as pool:
                 found = list(pool.map(lambda body: answer(client, body), all_bodies))
             metrics = client.get("/metrics").text
-            assert client.post("/v1/embeddings", json={"input": "The sea"}).status_code == 400
+            vector = client.post("/v1/embeddings", json={"input": "The sea"}).json()["data"][0]
+            assert nmse(np.array(vector["embedding"]), wanted.astype(np.float64)) <= 1e-10
+            body = {"prompt": "The sea", "max_tokens": 1, "echo": True, "logprobs": 1}
+            echoed = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+            assert len(echoed["tokens"]) > 2 and min(map(len, echoed["top_logprobs"][1:])) == 1
             body = {"prompt": "The sea", "max_tokens": 100, "ignore_eos": True, "stream": True}
             with client.stream("POST", "/v1/completions", json=body) as stream:
                 lines = stream.iter_lines()

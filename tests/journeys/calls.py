@@ -25,6 +25,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "dry": {"dry_multiplier": 0.8, "dry_sequence_breakers": ()},
     "bias": {"logit_bias": {7: 3.0}},
     "logprobs": {"logprobs": 2},
+    "prompt logprobs": {"prompt_logprobs": 2},
 }
 
 
@@ -122,7 +123,7 @@ class Call:
         if output.finish_reason == "length":
             asked = sampling.max_new_tokens
             assert len(output.tokens) == asked, f"{len(output.tokens)} tokens of {asked}"
-        logprobs = [] if output.logprobs is None else output.logprobs
+        logprobs = [*(output.prompt_logprobs or [None])[1:], *(output.logprobs or ())]
         values = [x for one in logprobs for x in (one.logprob, *(p for _, p in one.top))]
         return Result(tuple(output.tokens), output.text, output.finish_reason, tuple(values))
 

@@ -45,7 +45,7 @@ def results(written: str) -> tuple[Result, ...]:
 
 
 def _logprobs(row: dict[str, Any]) -> tuple[float, ...]:
-    found = row.get("logprobs", [])
+    found = [*row.get("prompt_logprobs", [None])[1:], *row.get("logprobs", [])]
     return tuple(x for one in found for x in (one["logprob"], *(t["logprob"] for t in one["top"])))
 
 

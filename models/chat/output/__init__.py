@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .answer_format import AnswerFormat
 from .detection import family_of
 from .events import (
     Call,
@@ -21,6 +22,7 @@ from .parser import Parser
 __all__ = [
     "FAMILIES",
     "NONE",
+    "AnswerFormat",
     "Call",
     "CallArguments",
     "CallBegin",

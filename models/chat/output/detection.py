@@ -35,7 +35,6 @@ _TOOL = {
     },
 }
 _USER = {"role": "user", "content": "A"}
-_THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 def family_of(source: Tokenizer | str, *, template: str | None = None) -> Family:
@@ -88,12 +87,11 @@ class _Probe:
 
     def thought(self) -> Tags | None:
         """Returns the marks around a rendered thought, or the first in the template's text."""
-        for field in _THOUGHT_FIELDS:
-            message = {"content": "", "tool_calls": [_call("A")], field: _MARK}
-            text = self._rendered(message) or ""
-            for tags in THOUGHTS:
-                if text.partition(_MARK)[0].rstrip().endswith(tags.begin):
-                    return tags
+        message = {"content": "", "tool_calls": [_call("A")], "reasoning_content": _MARK}
+        text = self._rendered(message) or ""
+        for tags in THOUGHTS:
+            if text.partition(_MARK)[0].rstrip().endswith(tags.begin):
+                return tags
         for tags in THOUGHTS:
             if tags.begin in self._template and tags.end in self._template:
                 return tags

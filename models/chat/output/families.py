@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from .answer import AnswerReader, Tags
 from .grammar import Rules, TokenId
-from .harmony import HARMONY_SYNTAX, HarmonyReader
+from .harmony import HARMONY_SYNTAX, HarmonyReader, messages_rule
 from .json_calls import JsonObject, NamedJson
 from .literal_calls import LiteralCall
 from .literals import GEMMA as GEMMA_LITERALS
@@ -18,7 +18,7 @@ from .parser import Parser
 from .source import Reading
 from .syntax import Syntax
 from .tagged_calls import Tagged
-from .tools import tools_of
+from .tools import Tool, tools_of
 
 
 @dataclass(frozen=True)
@@ -81,23 +81,73 @@ class Family:
         """Returns whether a rendered prompt ends inside a thought."""
         return self.thought is not None and prompt.rstrip().endswith(self.thought.begin)
 
-    def grammar(self, tools: Sequence[Any], *, parallel: bool, token_id: TokenId) -> str:
-        """Returns a Lark grammar, in llguidance's dialect, of answers that only call tools.
+    def grammar(
+        self,
+        tools: Sequence[Any],
+        *,
+        parallel: bool,
+        token_id: TokenId,
+        content: Mapping[str, Any] | Literal["text"] | None = None,
+        budget: int | None = None,
+    ) -> str:
+        """Returns a Lark grammar, in llguidance's dialect, of answers behind their thought.
 
-        An answer is one call, or one or more if `parallel`, without a thought. Raw strings of
-        tagged and literal calls follow the enums of a schema, but not its patterns and lengths.
+        If answers are `messages`, it includes the thought. An answer calls a tool once, or once or
+        more if `parallel`. Raw strings of tagged and literal calls follow the enums of a schema,
+        but not its patterns and lengths.
 
         Args:
           token_id: returns the id of the control token that a text spells, or None.
+          content: what an answer may be instead: JSON of a schema, or any text, which may also
+            precede calls. None means that it must call a tool.
+          budget: most tokens of a thought that the grammar includes; None means no limit.
 
         Raises:
-          ValueError: the family has no calls, or there are no tools.
+          ValueError: there are no calls to write, since the family has none or there are no tools,
+            and no content.
         """
         known = tools_of(tools)
-        if not self.syntaxes or not known:
+        syntax = self.syntaxes[0] if known and self.syntaxes else None
+        if syntax is None and content is None:
             raise ValueError(f"family {self.name!r}, {len(known)} tools: there is no call to write")
         rules = Rules(token_id)
-        return rules.text(self.syntaxes[0].grammar(known, rules, parallel))
+        if self.messages:
+            return rules.text(messages_rule(known, rules, content, budget))
+        answers = []
+        if syntax is not None:
+            answers.append(syntax.grammar(known, rules, parallel))
+        openers = [opener for one in self.syntaxes for opener in one.openers]
+        if isinstance(content, Mapping):
+            answers.append(self._framed(rules, rules.add_json(content)))
+        elif content is not None:
+            text = rules.add_text(without=openers, braces=not any(s.bare for s in self.syntaxes))
+            answers.append(self._framed(rules, text))
+            if syntax is not None and syntax.first_mark:
+                answers[0] = self._calls_behind_text(syntax, known, rules, parallel, openers)
+        return rules.text(" | ".join(answers))
+
+    def _calls_behind_text(
+        self,
+        syntax: Syntax,
+        tools: dict[str, Tool],
+        rules: Rules,
+        parallel: bool,
+        openers: Sequence[str],
+    ) -> str:
+        """Returns a grammar expression of calls, and text before them."""
+        mark = syntax.first_mark
+        if rules.is_token(mark):
+            text = rules.add_text(without=openers)
+            return f"{self._framed(rules, text)} {syntax.grammar(tools, rules, parallel)}"
+        text = rules.add_text(mark, without=openers)
+        return f"{text} {syntax.grammar(tools, rules, parallel, begun=True)}"
+
+    def _framed(self, rules: Rules, text: str) -> str:
+        """Returns an expression of text in its frame, which may be missing."""
+        if self.frame is None:
+            return text
+        framed = f"{rules.mark(self.frame.begin)} {text} {rules.mark(self.frame.end)}"
+        return f"({text} | {framed})"
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -35,17 +35,50 @@ class Rules:
         """Defines a declared rule."""
         self._rules.append(f"{name}{attributes}: {expression}")
 
-    def add_text(self, stop: str) -> str:
-        """Adds a rule of any text up to a mark, and the mark; returns its name."""
-        token = self._token_id(stop)
-        if token is not None:  # no text contains a token
-            return self.add("text", f"/(?s:.*)/ <[{token}]>")
-        return self.add("text", "/(?s:.*)/", f"[suffix={quoted(stop)}]")
+    def add_text(
+        self,
+        stop: str = "",
+        *,
+        without: Sequence[str] = (),
+        braces: bool = True,
+        most_tokens: int | None = None,
+    ) -> str:
+        """Adds a rule of any text, which has no control tokens; returns its name.
+
+        Args:
+          stop: a mark behind the text, which the rule includes and whose first occurrence ends the
+            text; "" for none.
+          without: marks that the text must not contain.
+          braces: whether the first character may be "{", also behind white space.
+          most_tokens: tokens before `stop`, which must be a control token; None means no limit.
+        """
+        self._count += 1
+        number, wanted = self._count, ["/(?s:.*)/"]
+        if without := [mark for mark in without if mark != stop and not self.is_token(mark)]:
+            any_of = " | ".join(map(quoted, without))
+            self._rules.append(f"HAS_{number}: /(?s:.*)/ ({any_of}) /(?s:.*)/")
+            wanted.append(f"~HAS_{number}")
+        if not braces:
+            self._rules.append(f"BRACE_{number}: /[ \\t\\r\\n]*\\{{(?s:.*)/")
+            wanted.append(f"~BRACE_{number}")
+        text = " & ".join(wanted)
+        if len(wanted) > 1:
+            self._rules.append(f"TEXT_{number}: {text}")
+            text = f"TEXT_{number}"
+        if stop and not self.is_token(stop):
+            return self.add("text", text, f"[suffix={quoted(stop)}]")
+        if most_tokens is not None:
+            text = self.add("text", text, f"[max_tokens={most_tokens}]")
+        return self.add("text", f"{text} {self.mark(stop)}" if stop else text)
 
     def add_json(self, schema: Mapping[str, Any]) -> str:
         """Adds a rule of JSON that satisfies a schema; returns its name."""
         options = {"x-guidance": {"whitespace_pattern": SPACE, **STRICT}}
         return self.add("json", f"%json {json.dumps({**schema, **options}, ensure_ascii=False)}")
+
+    def is_token(self, text: str) -> bool:
+        """Returns whether a text is one control token."""
+        return self._token_id(text) is not None
 
     def mark(self, text: str) -> str:
         """Returns an expression of a mark: a control token, or literal text."""

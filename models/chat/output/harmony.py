@@ -7,7 +7,9 @@ commentary is a call or text for the user. A prompt ends with "<|start|>assistan
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from .grammar import Rules
 from .json_calls import object_schema
@@ -21,6 +23,7 @@ from .tools import Tool
 _MESSAGE = "<|message|>"
 _STARTS = ("<|start|>", "<|channel|>")
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_MARKS = (*_STARTS, _MESSAGE, *_ENDS)
 _FUNCTIONS = "functions."
 _HEADER = re.compile(
     r"(?:<\|start\|>assistant)?(?:[ ]*to=(?P<role>[\w.-]+))?"
@@ -60,6 +63,35 @@ class HarmonyBody(Body):
 
 
 HARMONY_SYNTAX = Syntax(HarmonyBody())
+
+
+def messages_rule(
+    tools: dict[str, Tool],
+    rules: Rules,
+    content: Mapping[str, Any] | Literal["text"] | None,
+    budget: int | None,
+) -> str:
+    """Returns a grammar expression of an answer; the arguments are as in `Family.grammar`.
+
+    Each message but the first, whose role is in the prompt, begins with its role.
+    """
+    start = f"({rules.marks(('<|start|>', 'assistant'))})?"
+
+    def message(channel: str, text: str) -> str:
+        return f"{start} {rules.marks((_OPENING, channel, _MESSAGE))} {text}"
+
+    thought = rules.add_text("<|end|>", without=_MARKS, most_tokens=budget)
+    preamble = rules.add_text("<|end|>", without=_MARKS)
+    before = f"({message('analysis', thought)})?"
+    answers = []
+    if tools:
+        call = f"{start} {HARMONY_SYNTAX.grammar(tools, rules, parallel=False)}"
+        answers.append(call if content is None else f"({message('commentary', preamble)})? {call}")
+    if isinstance(content, Mapping):
+        answers.append(message("final", rules.add_json(content)))
+    elif content is not None:
+        answers.append(message("final", rules.add_text(without=_MARKS)))
+    return f"{before} ({' | '.join(answers)})"
 
 
 class HarmonyReader:

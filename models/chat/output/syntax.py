@@ -87,17 +87,26 @@ class Syntax:
             return None
         return (yield from self.read_first(source, tools, self.separator + self.call))
 
-    def grammar(self, tools: dict[str, Tool], rules: Rules, parallel: bool) -> str:
-        """Returns a grammar expression of one call, or one or more."""
+    @property
+    def first_mark(self) -> str:
+        """The mark that calls begin with in grammars; "" for none."""
+        return "" if self.bare else next(iter(self.section + self.call), "")
+
+    def grammar(
+        self, tools: dict[str, Tool], rules: Rules, parallel: bool, *, begun: bool = False
+    ) -> str:
+        """Returns a grammar expression of one call, or one or more.
+
+        begun: whether `first_mark` precedes it already.
+        """
         bodies = " | ".join(self.body.rule(tool, rules) for tool in tools.values())
-        call = rules.add(
-            "call", f"{rules.marks(self.call)} ({bodies}) {rules.marks(self.call_end)}"
-        )
+        body = rules.add("body", f"({bodies}) {rules.marks(self.call_end)}")
+        section = () if self.bare else self.section
+        opening = rules.marks((section + self.call)[1 if begun else 0 :])
         more = ""
         if parallel and (self.separator or self.call):
-            more = f"({rules.marks(self.separator)} {call})*"
-        section = () if self.bare else self.section
-        return f"{rules.marks(section)} {call} {more} {rules.marks(self.section_end)}"
+            more = f"({rules.marks(self.separator + self.call)} {body})*"
+        return f"{opening} {body} {more} {rules.marks(self.section_end)}"
 
 
 def read_marks(source: Source, marks: Marks) -> Reading[bool | None]:

@@ -20,11 +20,19 @@ from jax_q4k import models
 
 from ...sampling import Sampling
 from .. import interrupts
+from ..answers import AnswerWriter
 from ..arguments import add_model
 from ..lines import line_reader, read_message
 from ..options import add_running, add_sampling, sampling_of
-from ..output import UsageError, load_model, loaded_draft, printable, timings_line
-from ..prompts import add_template, template_variables
+from ..output import (
+    UsageError,
+    load_model,
+    loaded_draft,
+    printable,
+    reading_status,
+    timings_line,
+)
+from ..prompts import add_show_thinking, add_template, template_variables
 
 if TYPE_CHECKING:
     from ...engine.conversation import Conversation
@@ -34,6 +42,8 @@ MAX_NEW_TOKENS = 1024
 
 HELP = """\
 /system TEXT  set the system message; without TEXT, remove it
+/thinking     show the thoughts of the last answer
+/thinking X   on, off: ask for thoughts or not; show, fold: write them in full, or as one line
 /reset        forget the conversation, but keep the system message
 /save FILE    write the messages as JSON
 /quit         quit, like Ctrl-D
@@ -48,6 +58,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(command=_chat, runs_programs=True)
     add_model(parser)
     add_template(parser)
+    add_show_thinking(parser)
     add_sampling(parser, max_new_tokens=MAX_NEW_TOKENS)
     add_running(parser.add_argument_group("running"))
 
@@ -63,6 +74,7 @@ def _chat(options: argparse.Namespace, notes: Console) -> int:
     running = {"cache_dtype": options.cache_dtype, "draft": loaded_draft(options, notes)}
     conversation = models.Conversation(model, options.system, variables=template_variables(options))
     session = Session(conversation, sampling, running, notes)
+    session.shows_thoughts = options.show_thinking
     with jq.implementation(options.implementation):
         return session.run()
 
@@ -83,10 +95,12 @@ class Session:
         self.running = running
         self.notes = notes
         self.interactive = sys.stdin.isatty()
+        self.shows_thoughts = False  # in full, instead of folded
         self.saved: set[str] = set()  # files that may be overwritten
         self.pressed = interrupts.Pressed()  # Ctrl-C since the last line
         self.commands: dict[str, Callable[[str], None]] = {
             "/system": self.set_system,
+            "/thinking": self.set_thinking,
             "/reset": self.reset,
             "/save": self.save,
             "/help": lambda _: self.say(HELP),
@@ -148,6 +162,21 @@ class Session:
         self.conversation.system = text or None
         self.say("The system message is set." if text else "There is no system message.")
 
+    def set_thinking(self, text: str) -> None:
+        """Switches thoughts on or off, or how they are shown; without a word, shows the last."""
+        turns = self.conversation.turns
+        if not text:
+            thought = turns[-1].get("reasoning_content") if turns else None
+            self.say(thought or "The last answer has no thoughts.")
+        elif text in ("on", "off"):
+            self.conversation.variables["enable_thinking"] = text == "on"
+            self.say(f"Thinking is {text}, if the chat template has a switch for it.")
+        elif text in ("show", "fold"):
+            self.shows_thoughts = text == "show"
+            self.say(f"Thoughts are shown {'in full' if self.shows_thoughts else 'as one line'}.")
+        else:
+            raise ValueError("/thinking takes on, off, show, fold, or nothing")
+
     def reset(self, _: str) -> None:
         self.conversation.turns.clear()
         self.say("The conversation starts over.")
@@ -176,20 +205,13 @@ class Session:
 
     def write(self, pieces: Iterator[Piece]) -> Timings | None:
         """Writes an answer as it streams; returns its timings, None if it was stopped."""
-        text = ""
         timings: Timings | None = None
-        status: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if self.notes.is_terminal:
-            status = self.notes.status("Compiling, reading the prompt")
-        while timings is None and not self.pressed.once:
-            with status:
-                piece = next(pieces)
-            status = contextlib.nullcontext()
-            shown = piece.text if text else piece.text.lstrip()
-            text += shown
-            sys.stdout.write(printable(shown))
-            sys.stdout.flush()
-            timings = None if piece.output is None else piece.output.timings
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        with AnswerWriter(self.notes, shows_thoughts=self.shows_thoughts) as writer:
+            status: contextlib.AbstractContextManager[Any] = reading_status(self.notes)
+            while timings is None and not self.pressed.once:
+                with status:
+                    piece = next(pieces)
+                status = contextlib.nullcontext()
+                writer.write(piece)
+                timings = None if piece.output is None else piece.output.timings
         return timings

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -17,6 +16,7 @@ import jax_q4k as jq
 from jax_q4k import models
 
 from ...sampling import Sampling
+from ..answers import AnswerWriter
 from ..arguments import add_model
 from ..clock import Clock
 from ..options import (
@@ -25,11 +25,19 @@ from ..options import (
     add_sampling,
     sampling_of,
 )
-from ..output import UsageError, load_model, loaded_draft, printable, timings_line
-from ..prompts import add_prompts, add_template, ids_of, texts_of
+from ..output import (
+    UsageError,
+    load_model,
+    loaded_draft,
+    printable,
+    reading_status,
+    timings_line,
+)
+from ..prompts import add_prompts, add_show_thinking, add_template, ids_of, texts_of
 from ..results import described
 
 if TYPE_CHECKING:
+    from ...engine.answers import ChatAnswer
     from ...engine.outputs import Output, Piece
     from ...engine.request import ContextShift
     from ...runner.model import Model
@@ -58,6 +66,7 @@ def add_parser(commands: Any) -> None:
         "--chat", action="store_true", help="insert the prompt into the file's chat template"
     )
     add_template(parser)
+    add_show_thinking(parser)
     written = parser.add_mutually_exclusive_group()
     written.add_argument(
         "--json", action="store_true", help="write one JSON object: outputs, tokens, timings"
@@ -71,8 +80,9 @@ def add_parser(commands: Any) -> None:
 
 def _generate(options: argparse.Namespace, notes: Console) -> None:
     clock = Clock()
-    if not options.chat and (options.system is not None or options.no_thinking):
-        raise UsageError("--system and --no-thinking need --chat")
+    of_chats = options.system is not None or options.no_thinking or options.show_thinking
+    if of_chats and not options.chat:
+        raise UsageError("--system, --no-thinking and --show-thinking need --chat")
     texts = texts_of(options)
     with clock.loading():
         model = load_model(options.model, notes, options.devices, options.lora)
@@ -85,12 +95,19 @@ def _generate(options: argparse.Namespace, notes: Console) -> None:
     samplings = [sampling] * len(prompts)
     if shift is None:
         samplings = [_within(model, ids, sampling, notes) for ids in prompts]
+    answers: list[ChatAnswer | None] = [None] * len(prompts)
+    if options.chat:
+        answers = [_answer(model, *pair) for pair in zip(prompts, samplings, strict=True)]
+        samplings = [answer.sampling for answer in answers if answer is not None]
     with jq.implementation(options.implementation):
         if len(prompts) == 1 and not (options.json or options.jsonl):
-            outputs = [_streamed(model, prompts[0], texts[0], samplings[0], settings, notes)]
+            pieces = _pieces(model, prompts[0], samplings[0], settings, notes)
+            outputs = [_streamed(options, model, texts[0], pieces, answers[0], notes)]
         else:
             outputs = _batch(model, prompts, samplings, settings, notes)
-            _write(options, model, texts, outputs, samplings, clock)
+            outputs = [_split(*pair) for pair in zip(outputs, answers, strict=True)]
+            rows = list(zip(texts, prompts, outputs, samplings, strict=True))
+            _write(options, model, rows, clock, notes)
     seed = None if sampling.greedy else sampling.seed
     notes.print(f"[dim]{timings_line(outputs[0].timings, clock, seed)}[/]", soft_wrap=True)
 
@@ -123,42 +140,67 @@ def _batch(
     notes: Console,
 ) -> list[Output]:
     rows = [s.replaced(seed=(s.seed + i) % 2**32) for i, s in enumerate(samplings)]
-    with _status(notes):
+    with reading_status(notes):
         try:
             return models.generate(model, prompts, rows, **settings)
         except (ValueError, TypeError) as error:
             raise UsageError(error) from error
 
 
-def _streamed(
-    model: Model,
-    ids: list[int],
-    text: str | list[int],
-    sampling: Sampling,
-    settings: dict[str, Any],
-    notes: Console,
-) -> Output:
+def _answer(model: Model, ids: list[int], sampling: Sampling) -> ChatAnswer:
+    from ...engine.answers import ChatAnswer
+
+    assert model.tokenizer is not None
+    return ChatAnswer(model.tokenizer, ids, sampling)
+
+
+def _split(output: Output, answer: ChatAnswer | None) -> Output:
+    """Returns an output with its thoughts apart from its text."""
+    if answer is None:
+        return output
+    from ...engine.outputs import Piece
+
+    return answer.split(Piece(None, output.text or "", output)).output or output
+
+
+def _pieces(
+    model: Model, ids: list[int], sampling: Sampling, settings: dict[str, Any], notes: Console
+) -> Iterator[Piece]:
+    """Returns the pieces of a text whose first has been generated."""
     try:
         pieces = models.stream(model, ids, sampling, **settings)
     except (ValueError, TypeError) as error:
         raise UsageError(error) from error
-    with _status(notes):
+    with reading_status(notes):
         first = next(pieces)
+    return itertools.chain((first,), pieces)
+
+
+def _streamed(
+    options: argparse.Namespace,
+    model: Model,
+    text: str | list[int],
+    pieces: Iterator[Piece],
+    answer: ChatAnswer | None,
+    notes: Console,
+) -> Output:
+    """Writes the pieces of a text as they come, behind its prompt on a terminal."""
     if sys.stdout.isatty() and isinstance(text, str):
-        Console(highlight=False).print(escape(printable(text)), style="dim", end="")
-    return _write_pieces(itertools.chain((first,), pieces), as_ids=model.tokenizer is None)
+        end = "" if answer is None else "\n"
+        Console(highlight=False).print(escape(printable(text)), style="dim", end=end)
+    if answer is None:
+        return _write_pieces(pieces, as_ids=model.tokenizer is None)
+    output = None
+    with AnswerWriter(notes, shows_thoughts=options.show_thinking) as writer:
+        for piece in map(answer.split, pieces):
+            writer.write(piece)
+            output = piece.output
+    assert output is not None
+    return output
 
 
-def _status(notes: Console) -> contextlib.AbstractContextManager[Any]:
-    return (
-        notes.status("Compiling, reading the prompt")
-        if notes.is_terminal
-        else contextlib.nullcontext()
-    )
-
-
-def _write_pieces(pieces: Iterable[Piece], *, as_ids: bool) -> Output:
-    """Streams the text or token ids; returns the last piece's output."""
+def _write_pieces(pieces: Iterator[Piece], *, as_ids: bool) -> Output:
+    """Writes the text or token ids as they come; returns the last piece's output."""
     output = None
     for piece in pieces:
         text = f"{piece.token} " if as_ids and piece.token is not None else piece.text
@@ -174,14 +216,16 @@ def _write_pieces(pieces: Iterable[Piece], *, as_ids: bool) -> Output:
 def _write(
     options: argparse.Namespace,
     model: Model,
-    texts: list[str | list[int]],
-    outputs: list[Output],
-    samplings: list[Sampling],
+    rows: list[tuple[str | list[int], list[int], Output, Sampling]],
     clock: Clock,
+    notes: Console,
 ) -> None:
-    """Writes all outputs as JSON, or as texts separated by lines of ---."""
+    """Writes all outputs as JSON, or as texts separated by lines of ---; thoughts to `notes`.
+
+    rows: text, ids, output and sampling parameters of each prompt.
+    """
+    outputs = [output for _, _, output, _ in rows]
     if options.json or options.jsonl:
-        rows = zip(texts, outputs, samplings, strict=True)
         found = [described(model, i, *row) for i, row in enumerate(rows)]
         if options.jsonl:
             lines = [json.dumps(one, ensure_ascii=False) for one in found]
@@ -192,4 +236,6 @@ def _write(
         return
     for i, output in enumerate(outputs):
         shown = " ".join(map(str, output.tokens)) if output.text is None else output.text
+        if options.show_thinking and output.reasoning:
+            notes.out(printable(output.reasoning), style="dim", highlight=False)
         sys.stdout.write(("---\n" if i else "") + printable(shown) + "\n")

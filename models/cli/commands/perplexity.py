@@ -1,4 +1,4 @@
-"""`jax-q4k perplexity`: computes perplexity and bits per byte of a text."""
+"""`jax-q4k perplexity`: perplexity and bits per byte of a text, or divergence of two models."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from ..output import UsageError, load_model, progress
 
 if TYPE_CHECKING:
     from ...runner.model import Model
+    from ...tasks.divergence import Divergence, Estimate
     from ...tasks.perplexity import Score
 
 MAX_TEXT = 1 << 30  # bytes; a limit for endless files such as /dev/zero
+
+#: Percentiles of the divergence that are shown besides median and maximum.
+PERCENTILES = (99.9, 99, 95, 90)
 
 
 def add_parser(commands: Any) -> None:
@@ -41,6 +45,13 @@ def add_parser(commands: Any) -> None:
         type=int,
         metavar="N",
         help="tokens per window; default: the model's, up to 512",
+    )
+    parser.add_argument(
+        "--kl-divergence",
+        dest="base",
+        metavar="BASE",
+        help="compare the predictions with those of this model, as llama.cpp does; for instance "
+        "with the original of a quantized one",
     )
     parser.add_argument("--json", action="store_true", help="write JSON")
     parser.add_argument(
@@ -67,14 +78,23 @@ def _read(path: str) -> str:
 def _perplexity(options: argparse.Namespace, notes: Console) -> None:
     text = _read(options.text)
     model = load_model(options.model, notes, options.devices)
+    base = None if options.base is None else load_model(options.base, notes, options.devices)
     with (
         progress("Windows", notes, MofNCompleteColumn()) as report,
         jq.implementation(options.implementation, activations=options.activations),
     ):
         try:
-            found = _score(model, text, options.context, report, notes)
+            if base is None:
+                found = _score(model, text, options.context, report, notes)
+            else:
+                compared = models.kl_divergence(
+                    model, base, text, context=options.context, progress=report
+                )
         except ValueError as error:
             raise UsageError(error) from error
+    if base is not None:
+        print(json.dumps(_comparison(compared)) if options.json else _table(compared))
+        return
     if options.json:
         print(json.dumps(_described(found)))
         return
@@ -109,6 +129,48 @@ def _described(found: Score) -> dict[str, Any]:
         "tokens": found.tokens,
         "bytes": found.bytes,
     }
+
+
+def _comparison(found: Divergence) -> dict[str, Any]:
+    """Returns a comparison for JSON output; probabilities are 0 to 1, divergences in nats."""
+
+    def estimate(one: Estimate) -> dict[str, Any]:
+        return {"value": _finite(one.value), "error": _finite(one.error)}
+
+    names = ("perplexity", "base_perplexity", "log_ratio", "ratio", "same_top")
+    return {
+        "tokens": found.tokens,
+        "kl_divergence": estimate(found.mean)
+        | {"median": found.percentile(50), "maximum": found.percentile(100)}
+        | {f"percentile_{part}": found.percentile(part) for part in PERCENTILES},
+        **{name: estimate(getattr(found, name)) for name in names},
+        "correlation": _finite(found.correlation),
+        "delta_p": estimate(found.delta_p),
+        "rms_delta_p": estimate(found.rms_delta_p),
+    }
+
+
+def _table(found: Divergence) -> str:
+    """Returns a comparison as lines of text."""
+
+    def estimate(one: Estimate, factor: int = 1, digits: int = 6) -> str:
+        return f"{factor * one.value:.{digits}f} +/- {factor * one.error:.{digits}f}"
+
+    rows = {
+        "perplexity": estimate(found.perplexity),
+        "perplexity of the base": estimate(found.base_perplexity),
+        "ratio of perplexities": estimate(found.ratio),
+        "correlation of their logarithms": f"{100 * found.correlation:.2f} %",
+        "KL divergence, mean": f"{estimate(found.mean)} nats",
+        "KL divergence, maximum": f"{found.percentile(100):.6f}",
+        **{f"KL divergence, {p} %": f"{found.percentile(p):.6f}" for p in PERCENTILES},
+        "KL divergence, median": f"{found.percentile(50):.6f}",
+        "change of p, mean": f"{estimate(found.delta_p, 100, 3)} %",
+        "change of p, root mean square": f"{estimate(found.rms_delta_p, 100, 3)} %",
+        "same most likely token": f"{estimate(found.same_top, 100, 3)} %",
+    }
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
 
 def _finite(value: float) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import jax
@@ -10,8 +11,8 @@ import jax.numpy as jnp
 
 from ...kv_cache import PagedCache
 from ...sampling.penalties import TokenHistory
-from ...sampling.sampler import Logprobs, logprobs_of, sample
-from ...sampling.stages import SamplingArrays, SamplingStages
+from ...sampling.sampler import Logprobs
+from ...sampling.stages import SamplingArrays
 from .drafts import Draft, PromptLookup, model_drafts
 from .mtp import Drafter
 from .state import SpeculationState, State
@@ -30,6 +31,18 @@ MOST_CREDIT = 4.0
 #: Credit before the first draft.
 FIRST_CREDIT = 1.0
 
+#: Maps logits float (n, vocab), parameters of n rows, their steps (n,), and a function that returns
+#: counts (n, vocab) and history of n rows, to the sampled tokens (n,) and their log-probabilities.
+Choose = Callable[
+    [
+        jax.Array,
+        SamplingArrays,
+        jax.Array,
+        Callable[[], tuple[jax.Array | None, TokenHistory | None]],
+    ],
+    tuple[jax.Array, Logprobs | None],
+]
+
 
 def begin(batch: int, count: int, cache: PagedCache | None) -> SpeculationState:
     """Returns the initial SpeculationState, for drafts of `count` tokens."""
@@ -40,13 +53,15 @@ def begin(batch: int, count: int, cache: PagedCache | None) -> SpeculationState:
 
 @dataclasses.dataclass(frozen=True)
 class Speculation:
-    """Runs speculative decoding for one model, one set of sampling stages and one kind of draft.
+    """Runs speculative decoding of a batch for one model and one kind of draft.
 
     Attributes:
       tokens: draft tokens per pass.
-      cost: extra time to verify a draft, in units of a pass over one token.
+      cost: extra time to verify drafts, in units of a pass without them; float32 scalar.
+      choose: samples tokens.
       parameters: sampling parameters, one entry per row.
       decoder: the main model's decoder.
+      allowed: bool (batch,), rows that may draft; None means all.
       drafter: the draft model's decoder, or the multi-token-prediction layer; None for prompt
         lookup.
       placement: the model's sharding over several devices; None means one device.
@@ -54,10 +69,11 @@ class Speculation:
 
     draft: Draft
     tokens: int
-    cost: float
-    stages: SamplingStages
+    cost: float | jax.Array
+    choose: Choose
     parameters: SamplingArrays
     decoder: Decoder
+    allowed: jax.Array | None = None
     drafter: Decoder | Drafter | None = None
     placement: Placement | None = None
 
@@ -90,7 +106,8 @@ class Speculation:
 
         def tried(state: State) -> jax.Array:
             speculation = _of(state)
-            return unfinished(state) & speculation.found & (speculation.credit >= 0)
+            found = unfinished(state) & speculation.found & (speculation.credit >= 0)
+            return found if self.allowed is None else found & self.allowed
 
         def going_on(state: State, with_drafts: bool) -> jax.Array:
             return jnp.any(unfinished(state)) & (jnp.any(tried(state)) == with_drafts)
@@ -154,7 +171,7 @@ class Speculation:
         logits = self.decoder.logits(x)
         if self.placement is not None:
             logits = self.placement.replicate(logits)
-        sampled, seen = self._sample(state, logits, drafts)
+        sampled, logprobs = self._sample(state, logits, drafts)
         right = (sampled[:, :-1] == drafts) & tried[:, None]
         accepted_counts = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
         counts = jnp.where(active, accepted_counts + 1, 0)
@@ -164,11 +181,16 @@ class Speculation:
         counts = jnp.minimum(counts, first_end.astype(jnp.int32) + 1)
         if count:
             cache = accepted(counts)
-        state = _with_tokens(state, sampled, counts, seen, self._logprobs(logits, sampled))
+        state = _with_tokens(state, sampled, counts, logprobs)
         speculation = self._update_credit(
             _of(state), drafted, accepted_counts, active, checks=count > 0
         )
-        speculation = self._advance_draft_cache(speculation, tokens, sampled, x, counts)
+        if self.drafter is not None and speculation.cache is not None:
+            passed = tokens, sampled, x, counts
+            vector, cache_of_drafts = follow(
+                self.drafter, self.decoder, speculation.vector, speculation.cache, *passed
+            )
+            speculation = dataclasses.replace(speculation, vector=vector, cache=cache_of_drafts)
         ended |= state.counts >= self.parameters.max_new_tokens
         return dataclasses.replace(
             state, cache=cache, finished=state.finished | ended, speculation=speculation
@@ -179,61 +201,33 @@ class Speculation:
 
     def _sample(
         self, state: State, logits: jax.Array, drafts: jax.Array
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Samples the next token at each draft position (batch, count + 1).
-
-        Returns the tokens, and the counts of seen tokens at each position.
-        """
+    ) -> tuple[jax.Array, Logprobs | None]:
+        """Samples the next token at each draft position, int32 (batch, count + 1)."""
         batch, time, vocab = logits.shape
         first = state.counts + self.parameters.first_step
-        steps = (first[:, None] + jnp.arange(time, dtype=jnp.int32)[None]).reshape(-1)
-        seen = None
-        if state.seen is not None:
-            new = jax.nn.one_hot(drafts, vocab, dtype=jnp.int32).cumsum(axis=1, dtype=jnp.int32)
-            seen = state.seen[:, None] + jnp.pad(new, ((0, 0), (1, 0), (0, 0)))
-        flat = None if seen is None else seen.reshape(-1, vocab)
-        history = None
-        if self.stages.reads_history and state.history is not None:
-            lengths = state.cache.context_lens + 1  # with the last token
-            at = lengths[:, None] + jnp.arange(time - 1, dtype=jnp.int32)[None]
-            rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
-            drafted = state.history.at[rows, at].set(drafts, mode="drop")
-            lengths = lengths[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
-            history = TokenHistory(jnp.repeat(drafted, time, axis=0), lengths.reshape(-1))
+        steps = first[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
+
+        def read() -> tuple[jax.Array | None, TokenHistory | None]:
+            seen = history = None
+            if state.seen is not None:
+                new = jax.nn.one_hot(drafts, vocab, dtype=jnp.int32).cumsum(axis=1, dtype=jnp.int32)
+                seen = state.seen[:, None] + jnp.pad(new, ((0, 0), (1, 0), (0, 0)))
+                seen = seen.reshape(-1, vocab)
+            if state.history is not None:
+                lengths = state.cache.context_lens + 1  # with the last token
+                at = lengths[:, None] + jnp.arange(time - 1, dtype=jnp.int32)[None]
+                rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
+                drafted = state.history.at[rows, at].set(drafts, mode="drop")
+                lengths = lengths[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
+                history = TokenHistory(jnp.repeat(drafted, time, axis=0), lengths.reshape(-1))
+            return seen, history
+
         parameters = self.parameters.repeated(time)
-        tokens = sample(logits.reshape(-1, vocab), self.stages, parameters, steps, flat, history)
-        return tokens.reshape(batch, time), seen
-
-    def _logprobs(self, logits: jax.Array, sampled: jax.Array) -> Logprobs | None:
-        """Returns log-probabilities of the sampled tokens (batch, time); None unless requested."""
-        if self.stages.logprobs is None:
-            return None
-        flat = logits.reshape(-1, logits.shape[-1]), sampled.reshape(-1)
-        found = logprobs_of(*flat, self.stages.logprobs)
-        return jax.tree.map(lambda x: x.reshape(*sampled.shape, *x.shape[1:]), found)
-
-    def _advance_draft_cache(
-        self,
-        speculation: SpeculationState,
-        tokens: jax.Array,
-        sampled: jax.Array,
-        vectors: jax.Array,
-        counts: jax.Array,
-    ) -> SpeculationState:
-        """Advances the drafter's cache by the first `counts` (batch,) tokens, the accepted ones.
-
-        vectors: the main model's hidden states, (batch, time, hidden_size).
-        """
-        if self.drafter is None or speculation.cache is None:
-            return speculation
-        if not isinstance(self.drafter, Drafter):
-            _, cache = self.drafter.extend(tokens, counts, speculation.cache, every=False)
-            return dataclasses.replace(speculation, cache=cache)
-        normalized = self.decoder.norm(vectors)
-        vector, cache = self.drafter.follow(sampled, normalized, counts, speculation.cache)
-        assert speculation.vector is not None
-        vector = jnp.where((counts > 0)[:, None], vector, speculation.vector)
-        return dataclasses.replace(speculation, cache=cache, vector=vector)
+        found = self.choose(logits.reshape(-1, vocab), parameters, steps.reshape(-1), read)
+        reshaped: tuple[jax.Array, Logprobs | None] = jax.tree.map(
+            lambda x: x.reshape(batch, time, *x.shape[1:]), found
+        )
+        return reshaped
 
     def _update_credit(
         self,
@@ -253,6 +247,33 @@ class Speculation:
         return dataclasses.replace(speculation, credit=credit, drafted=drafted, accepted=accepted)
 
 
+def follow(
+    drafter: Decoder | Drafter,
+    decoder: Decoder,
+    vector: jax.Array | None,
+    cache: PagedCache,
+    tokens: jax.Array,
+    sampled: jax.Array,
+    vectors: jax.Array,
+    counts: jax.Array,
+) -> tuple[jax.Array | None, PagedCache]:
+    """Advances the drafter's cache by the first `counts` (batch,) tokens, the accepted ones.
+
+    Args:
+      decoder: the main model's decoder.
+      vector: last outputs (batch, hidden_size) of a `Drafter`; None for a draft model.
+      tokens, sampled: tokens (batch, time) of a pass, and those sampled after each.
+      vectors: the pass's hidden states, (batch, time, hidden_size).
+
+    Returns the new `vector`, and the cache.
+    """
+    if not isinstance(drafter, Drafter):
+        return vector, drafter.extend(tokens, counts, cache, every=False)[1]
+    last, cache = drafter.follow(sampled, decoder.norm(vectors), counts, cache)
+    assert vector is not None
+    return jnp.where((counts > 0)[:, None], last, vector), cache
+
+
 def _of(state: State) -> SpeculationState:
     assert state.speculation is not None
     return state.speculation
@@ -262,7 +283,6 @@ def _with_tokens(
     state: State,
     sampled: jax.Array,
     counts: jax.Array,
-    seen: jax.Array | None,
     logprobs: Logprobs | None,
 ) -> State:
     """Appends the first `counts` (batch,) of the sampled tokens (batch, time) to the state."""
@@ -282,10 +302,10 @@ def _with_tokens(
         logprobs = jax.tree.map(lambda all, new: written(all, new, state.counts), *old_and_new)
     last = jnp.maximum(counts - 1, 0)[:, None]
     token = jnp.where(counts > 0, jnp.take_along_axis(sampled, last, axis=1)[:, 0], state.token)
-    if seen is not None and state.seen is not None:
-        of_last = jnp.take_along_axis(seen, last[:, :, None], axis=1)[:, 0]
-        new = jax.nn.one_hot(token, seen.shape[-1], dtype=jnp.int32)
-        seen = jnp.where((counts > 0)[:, None], of_last + new, state.seen)
+    seen = state.seen
+    if seen is not None:
+        ids = jnp.where(valid, sampled, seen.shape[1])
+        seen = seen.at[rows, ids].add(1, mode="drop")
     return dataclasses.replace(
         state,
         token=token,

@@ -82,6 +82,32 @@ def test_a_tool_call_without_content(template: str, text: str | None) -> None:
     assert chat.render(takes_none, messages) == "none"
 
 
+#: Small templates that read a thought: with calls alone, or in each answer.
+WITH_CALLS = (
+    "{% for m in messages %}{% if m.tool_calls %}{% if m.content and m.FIELD %}"
+    "{{ raise_exception('both') }}{% endif %}({{ m.FIELD }}){% endif %}{{ m.content }}{% endfor %}"
+)
+WITH_TEXTS = "{% for m in messages %}({{ m.FIELD }}){{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("template", [WITH_CALLS, WITH_TEXTS], ids=["calls", "texts"])
+def test_a_thought_is_in_the_field_that_the_template_reads(template: str, field: str) -> None:
+    template = template.replace("FIELD", field)
+    (answer,) = call("{}", id="a")
+    assert chat.render(template, [answer | {"reasoning_content": "hm"}]) == "(hm)"
+    assert chat.render(template, [answer | {field: "hm"}]) == "(hm)"
+
+
+def test_a_thought_that_a_template_refuses_or_does_not_read() -> None:
+    template = WITH_CALLS.replace("FIELD", "thinking")
+    (answer,) = call("{}", id="a")
+    answer |= {"content": "text", "reasoning_content": "hm"}
+    assert chat.render(template, [answer]) == "()text"
+    said = {"role": "assistant", "content": "text", "reasoning_content": "hm"}
+    assert chat.render(TEXTS, [said]) == "[assistant:text]"
+
+
 def test_developers_are_the_system_where_a_template_does_not_know_them() -> None:
     messages = [{"role": "developer", "content": "D"}]
     assert chat.render(TEXTS, messages) == "[system:D]"

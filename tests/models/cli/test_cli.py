@@ -190,6 +190,7 @@ def test_options_reach_generation(run, monkeypatch):
         "--dry-allowed-length": 3,
         "--dry-penalty-last-n": 9,
         "--logprobs": 2,
+        "--prompt-logprobs": 3,
         "--seed": 7,
         "--max-new-tokens": 9,
         "--cache-dtype": "bfloat16",

@@ -93,6 +93,7 @@ class FakeRunner:
       step_count: number of plans that ran.
       has_failed: whether a step raised an error; later ones would raise misleading ones.
       first_steps: number of the step after which each sequence's first new token was known.
+      collected: number of prompt tokens that have results, of sequences that read their prompts.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -110,6 +111,7 @@ class FakeRunner:
         self.step_count = 0
         self.has_failed = False
         self.first_steps: dict[Sequence, int] = {}
+        self.collected: dict[Sequence, int] = {}
         self._slots: dict[int, _Slot] = {}
         self._states: dict[int, Entry] = {}
         self._in_flight: list[tuple[Piece | Row, list[int]]] = []
@@ -182,8 +184,7 @@ class FakeRunner:
             self._states[slot] = self.snapshots[self._group(slot)][place]
         for piece in plan.pieces:
             token = self._prefill(piece)
-            if piece.samples:
-                results.append((piece, [token]))
+            results.append((piece, [token] if piece.samples else []))
         self._save(plan.saves)
         for row in plan.rows:
             results.append((row, self._decode(row)))
@@ -208,7 +209,8 @@ class FakeRunner:
         """Stores a piece's tokens; returns the token that follows them."""
         sequence, last = piece.sequence, piece.first + piece.count
         if self.scheduler.limits.deterministic:
-            assert piece.first % BOUNDARY == 0 and (piece.samples or last % BOUNDARY == 0)
+            assert piece.first % BOUNDARY == 0
+            assert last == sequence.prefill_end or last % BOUNDARY == 0
             assert last <= sequence.prompt_length, "an answer is prefilled"
         slot = self._slots.get(piece.slot)
         if slot is None or slot.owner != (sequence, piece.epoch):
@@ -285,6 +287,12 @@ class FakeRunner:
             sequence = entry.sequence
             if sequence.epoch != entry.epoch:
                 continue  # cancelled or preempted since
+            if isinstance(entry, Piece) and not sequence.can_reuse:
+                self._collect(entry)
+            if not tokens:
+                if entry.samples_at == sequence.limit:
+                    self._end(sequence)
+                continue
             if END in tokens:
                 tokens = tokens[: tokens.index(END) + 1]
             self.scheduler.commit(sequence, tokens, entry.samples_at)
@@ -292,10 +300,21 @@ class FakeRunner:
                 self._force(sequence)
             self.first_steps.setdefault(sequence, self.step_count)
             if tokens[-1] == END or len(sequence.tokens) >= sequence.limit:
-                self.scheduler.remove(sequence)
-                self.alive.remove(sequence)
-                self.complete.append(sequence)
-                _compare(sequence, is_complete=True)
+                self._end(sequence)
+
+    def _collect(self, piece: Piece) -> None:
+        """Counts prompt tokens that have results; those of a preempted prompt begin again."""
+        before = self.collected.get(piece.sequence, 0) if piece.first else 0
+        assert piece.first == before, "results of prompt tokens are missing, or come twice"
+        self.collected[piece.sequence] = piece.first + piece.count
+
+    def _end(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        self.alive.remove(sequence)
+        self.complete.append(sequence)
+        _compare(sequence, is_complete=True)
+        if sequence.reads_prompt:
+            assert self.collected[sequence] == sequence.prompt_length
 
     def _force(self, sequence: Sequence) -> None:
         """Tells some of the next tokens before they are sampled, as a constraint does."""

@@ -289,8 +289,6 @@ def test_engines_without_adapters() -> None:
         with pytest.raises(ValueError, match="adapter='a' is not loaded; loaded: none"):
             engine.submit([5], max_new_tokens=1, adapter="a")
         assert engine.adapters == ()
-    with pytest.raises(ValueError, match=r"cannot be combined with speculative decoding \(draft\)"):
-        exactly(given, max_adapters=1, draft=models.drafts.PromptLookup())
     with pytest.raises(ValueError, match="max_adapters=-1 must be 0 to 256"):
         exactly(given, max_adapters=-1)
     with pytest.raises(ValueError, match="max_adapter_rank=0 must be 1 to 1024"):

@@ -228,11 +228,6 @@ def test_what_is_refused(demo: models.Model) -> None:
         assert not engine.stats().waiting and not engine.stats().steps
     with pytest.raises(ConstraintError, match="foo"):
         models.generate(demo, "A", constraint=bad)
-    with pytest.raises(ValueError, match="cannot be combined with speculative decoding"):
-        models.generate(demo, "A", constraint=NUMBER, draft="lookup")
-    with exactly(demo, draft="lookup", max_context=160) as engine:
-        with pytest.raises(ValueError, match="cannot be combined with speculative decoding"):
-            engine.submit("A", constraint=NUMBER)
     with pytest.raises(ValueError, match="needs a tokenizer"):
         models.generate(golden_files.model("llama-gqa"), [1], constraint=NUMBER)
 

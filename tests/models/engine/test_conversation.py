@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +14,12 @@ from support.paths import GOLDEN
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import chat, tokenizer
+from jax_q4k.models.chat.output import detection
+from jax_q4k.models.chat.output.answer import Tags
+from jax_q4k.models.engine import generate
 from jax_q4k.models.engine.conversation import Conversation, TooLongError
+from jax_q4k.models.engine.outputs import Output, Piece, Timings
+from jax_q4k.models.sampling import Constraint, Sampling, Thought
 
 
 @functools.cache
@@ -81,27 +87,109 @@ def test_a_transcript_where_there_is_no_template() -> None:
     assert t.eos_token_id not in c.prompt(10).tokens
 
 
-ANALYSIS = "<|channel|>analysis<|message|>"
+#: Renders a thought, and begins one if `inside` is set.
+THINKING = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}"
+    "<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% if inside %}<think>\n{% endif %}{% endif %}"
+)
+#: In the form of gpt-oss' template, which refuses an answer that spells out its channels.
+HARMONY = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% if '<|channel|>' in m.content %}"
+    "{{ raise_exception('channels') }}{% endif %}{% if m.thinking %}<|start|>assistant<|channel|>"
+    "analysis<|message|>{{ m.thinking }}<|end|>{% endif %}{% for c in m.tool_calls %}<|start|>"
+    "assistant to=functions.{{ c.function.name }}<|channel|>commentary json<|message|>"
+    "{{ c.function.arguments | tojson }}<|call|>{% endfor %}<|start|>assistant<|channel|>final"
+    "<|message|>{{ m.content }}<|end|>{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}"
+    "<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+CHANNELS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+def thinker(
+    monkeypatch: pytest.MonkeyPatch, text: str, template: str
+) -> tuple[Conversation, list[Sampling]]:
+    """Returns a conversation with a model that answers with a text, a character in each piece.
+
+    Also returns a list that gets the sampling parameters of each answer.
+    """
+
+    def stream(model: Any, prompt: Any, sampling: Sampling, **_: Any) -> Iterator[Piece]:
+        seen.append(sampling)
+        for i, character in enumerate(text):
+            yield Piece(i, character)
+        yield Piece(None, "", Output([*range(len(text))], text, "end", Timings()))
+
+    seen: list[Sampling] = []
+    monkeypatch.setattr(generate, "stream", stream)
+    talk = conversation(1000)
+    talk.model.tokenizer = load("qwen2").with_chat_template(template)
+    return talk, seen
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
+    ("template", "text", "answer", "thought"),
     [
-        ("Hello", {"content": "Hello"}),
-        ("<think>a</think>Hello", {"content": "<think>a</think>Hello"}),
-        (
-            f"{ANALYSIS}Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello",
-            {"content": "Hello", "thinking": "Hm."},
-        ),
-        ("<|channel|>final<|message|>Hello", {"content": "Hello"}),
-        (f"{ANALYSIS}Hm", {"content": "", "thinking": "Hm"}),
+        (THINKING, "Hello", "Hello", ""),
+        (THINKING, "<think>\nHm.\n</think>\n\nHello", "Hello", "Hm."),
+        (THINKING, "<think>\nHm", "", "Hm"),
+        (HARMONY, f"{CHANNELS}Hello", "Hello", "Hm."),
+        (HARMONY, "<|channel|>final<|message|>Hello", "Hello", ""),
+        (HARMONY, "<|channel|>analysis<|message|>Hm", "", "Hm"),
+        ("{{ messages[-1].content }}", "<think>a</think> b", "<think>a</think> b", ""),
     ],
 )
-def test_answers_as_templates_take_them(text: str, answer: dict[str, str]) -> None:
-    """gpt-oss's template refuses an answer that spells out its channels."""
-    c = conversation(100)
-    c.add_answer(text)
-    assert c.turns == [{"role": "assistant", **answer}]
+def test_thoughts_are_apart(
+    monkeypatch: pytest.MonkeyPatch, template: str, text: str, answer: str, thought: str
+) -> None:
+    talk, _ = thinker(monkeypatch, text, template)
+    *pieces, last = talk.stream("Hi")
+    assert "".join(piece.text for piece in (*pieces, last)) == answer
+    assert "".join(piece.reasoning for piece in (*pieces, last)) == thought
+    assert last.output is not None and len(last.output.tokens) == len(text)
+    assert (last.output.text, last.output.reasoning) == (answer, thought)
+    thoughts = {"reasoning_content": thought} if thought else {}
+    assert talk.turns[1:] == [{"role": "assistant", "content": answer, **thoughts}]
+    # The template takes what it gets.
+    talk.turns.append({"role": "user", "content": "More"})
+    prompt = load("qwen2").decode(talk.prompt(10).tokens, skip_special=False)
+    assert thought in prompt and prompt.count("Hm") == bool(thought)
+
+
+def test_a_prompt_that_begins_a_thought(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk, _ = thinker(monkeypatch, "Hm.\n</think>\n\nHello", THINKING)
+    talk.variables["inside"] = True
+    out = talk.answer("Hi")
+    assert (out.reasoning, out.text) == ("Hm.", "Hello")
+
+
+def test_a_thought_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text that the parser holds back, as it might begin a mark, is part of it."""
+    talk, _ = thinker(monkeypatch, "<think>\nHm, 1 </think>Hello", THINKING)
+    pieces = talk.stream("Hi")
+    assert "".join(next(pieces).reasoning for _ in range(len("<think>\nHm, 1 </th"))) == "Hm, 1"
+    pieces.close()  # type: ignore[attr-defined]
+    assert talk.turns[1] == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Hm, 1 </th",
+    }
+
+
+def test_sampling_of_a_model_that_thinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A form applies behind the thought; texts have the control tokens of its marks."""
+    talk, seen = thinker(monkeypatch, "<think>a</think>b", THINKING)
+    talk.answer("Hi", Sampling(constraint=Constraint.choice(["b"]), spelled_tokens="<|im_end|>"))
+    talk.variables["inside"] = True
+    talk.answer("Hi", Sampling(constraint=Constraint.choice(["b"])))
+    thoughts = [one.constraint.thought for one in seen]
+    assert thoughts == [Thought("</think>", "<think>"), Thought("</think>")]
+    assert seen[0].spelled_tokens == ("<|im_end|>",)
+    framed = THINKING.replace("<think>", "<|im_start|>").replace("</think>", "<|im_end|>")
+    monkeypatch.setattr(detection, "THOUGHTS", (Tags("<|im_start|>", "<|im_end|>"),))
+    talk, seen = thinker(monkeypatch, "<|im_start|>a<|im_end|>b", framed)
+    assert talk.answer("Hi").reasoning == "a"
+    assert seen[0].spelled_tokens == ("<|im_end|>", "<|im_start|>")
 
 
 def test_answers_come_one_at_a_time() -> None:

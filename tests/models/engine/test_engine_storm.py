@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import random
 import threading
@@ -32,11 +33,13 @@ class Report:
     Attributes:
       wrong: requests whose tokens differ from those of the prompt alone.
       cancelled: requests that were cancelled before their end.
+      drafted: draft tokens of all requests.
       stats: of the engine, at the end.
     """
 
     wrong: list[str] = dataclasses.field(default_factory=list)
     cancelled: int = 0
+    drafted: int = 0
     seconds: float = 0.0
     stats: models.EngineStats | None = None
 
@@ -71,11 +74,14 @@ def requests_of(loaded: models.Model, size: int, seed: int) -> list[tuple[list[i
     return found
 
 
-def storm(name: str, size: int, *, deterministic: bool = False, seed: int = 0) -> Report:
+def storm(
+    name: str, size: int, *, deterministic: bool = False, draft: Any = None, seed: int = 0
+) -> Report:
     """Runs `size` requests from many threads and compares their tokens with those of each alone.
 
     Cancels 30 %. There are pages for a part of what all rows need for full contexts. Activations
-    are float32, or in deterministic mode int8.
+    are float32, or in deterministic mode int8. Of the requests, 30 % do without the drafts of an
+    engine that has some, and steps of more than three rows do, too.
     """
     rows, pages = (16, 12) if deterministic else (6, 11)
     loaded, report = model(name), Report()
@@ -84,13 +90,14 @@ def storm(name: str, size: int, *, deterministic: bool = False, seed: int = 0) -
     outputs: dict[int, models.Output] = {}
     options: dict[str, Any] = {"max_context": CONTEXT, "deterministic": deterministic}
     make = functools.partial(models.Engine, warm_up=False) if deterministic else exactly
-    with make(loaded, max_rows=rows, pages=pages, **options) as engine:
+    with make(loaded, max_rows=rows, pages=pages, draft=draft, **options) as engine:
+        engine._loop.stepper.draft_costs = {3: 0.01, rows: math.inf}
 
         def run(i: int) -> None:
             draw = random.Random(seed + 1000 + i)
             prompt, sampling = requests[i]
             time.sleep(draw.random() * 0.01)
-            request = engine.submit(prompt, sampling)
+            request = engine.submit(prompt, sampling, drafts=draw.random() < 0.7)
             if draw.random() < 0.3:
                 after = draw.choice([0, 0, 1, 3, 8])
                 if after:
@@ -112,6 +119,7 @@ def storm(name: str, size: int, *, deterministic: bool = False, seed: int = 0) -
         wait_until(lambda: is_idle(engine))
         engine.check()
         report.stats = engine.stats()
+    report.drafted = sum(output.timings.drafted_tokens for output in outputs.values())
     report.seconds = time.monotonic() - began
     with contextlib.ExitStack() as stack:
         if deterministic:
@@ -146,6 +154,17 @@ def test_storm(name: str, record_property: Callable[[str, object], None]) -> Non
     record_property("figure", _described(name, size, report))
     check(report, size, size // 10)
     assert report.stats is not None and report.stats.reused_tokens > 0
+
+
+@pytest.mark.slow("runs hundreds of requests twice")
+@pytest.mark.parametrize("name", ["text-spm", "qwen35"])
+def test_storm_with_drafts(name: str, record_property: Callable[[str, object], None]) -> None:
+    """Runs 60 or 120 requests, or as many as the environment variable STORM_REQUESTS says."""
+    size = int(os.environ.get("STORM_REQUESTS", 120 if name == "text-spm" else 60))
+    report = storm(name, size, draft=models.drafts.PromptLookup(tokens=3, shortest=1))
+    record_property("figure", f"with drafts: {_described(name, size, report)}")
+    check(report, size, size // 20)
+    assert report.drafted > 100
 
 
 @pytest.mark.slow("runs hundreds of requests twice")

@@ -371,7 +371,7 @@ def test_sampling_options_reach_the_programs(call, monkeypatch):
     options |= dict(dry_sequence_breakers=("y",), processors=(without_sevens,), logprobs=3)
     options |= dict(max_new_tokens=5, stop=("x",), ignore_end=True, penalize_new_only=True)
     options |= dict(stop_token_ids=(9,), min_new_tokens=2, constraint=Constraint.regex("a+"))
-    options |= dict(spelled_tokens=("<s>",))
+    options |= dict(spelled_tokens=("<s>",), prompt_logprobs=2)
     assert {*options} == {field.name for field in dataclasses.fields(Sampling)}
     with pytest.raises(InterruptedError):
         list(call(model("text-spm"), [1], **options))

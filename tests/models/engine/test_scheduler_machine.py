@@ -78,18 +78,21 @@ class Users(RuleBasedStateMachine):
         priority=st.sampled_from((0, 0, 0, 1)),
         salt=st.sampled_from((b"", b"", b"other")),
         constrained=st.sampled_from((False, False, True)),
+        reads=st.sampled_from(("", "", "", "prompt", "prompt alone")),
     )
-    def submits(self, lengths, earlier, shared, priority, salt, constrained):
+    def submits(self, lengths, earlier, shared, priority, salt, constrained, reads):
         """Submits prompts that begin as an earlier text; lengths: (own, new) tokens of each."""
         begin = self.seen[earlier % len(self.seen)][:shared]
         for own, new_tokens in lengths:
             prompt = [*begin, *_tokens(own, len(self.seen))]
+            new_tokens = 0 if reads == "prompt alone" else new_tokens
             if not self.runner.scheduler.fits(len(prompt) + new_tokens):
                 with pytest.raises(ValueError, match="need more pages"):
                     self.runner.submit(prompt, new_tokens)
                 continue
             self.seen.append(prompt)
             fields = {"priority": priority, "salt": salt, "constrained": constrained}
+            fields["reads_prompt"] = bool(reads)
             self.runner.submit(prompt, new_tokens, **fields)
 
     @rule(prompt=st.integers(0), count=st.integers(2, 4))

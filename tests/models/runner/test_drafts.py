@@ -20,6 +20,7 @@ from jax_q4k.models.runner.speculative.mtp import Drafter
 from jax_q4k.models.runner.speculative.state import State
 from jax_q4k.models.runner.speculative.verify import LOSS, MOST_CREDIT, Speculation, begin
 from jax_q4k.models.sampling import Sampling
+from jax_q4k.models.sampling.sampler import sample
 from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages
 
 from ..golden_files import model, path, reference
@@ -151,11 +152,13 @@ def test_drafts_with_penalties():
         history=text,
         speculation=begin(2, 3, None),
     )
-    given = {
-        "stages": SamplingStages.of([sampling]),
-        "parameters": SamplingArrays.of([sampling] * 2),
-    }
-    steps = Speculation(PromptLookup(shortest=1), 3, 1.0, decoder=Table(jnp.array(rows)), **given)
+    stages, parameters = SamplingStages.of([sampling]), SamplingArrays.of([sampling] * 2)
+
+    def choose(logits, parameters, steps, read):
+        return sample(logits, stages, parameters, steps, *read()), None
+
+    given = choose, parameters, Table(jnp.array(rows))
+    steps = Speculation(PromptLookup(shortest=1), 3, 1.0, *given)
     state = jax.jit(steps.run)(state, np.int32(count))
     for row, tokens in enumerate(texts):
         want = one_by_one(rows, tokens, sampling, count)
@@ -166,7 +169,7 @@ def test_drafts_with_penalties():
 
 def test_the_credit_of_drafts():
     """Failed drafts spend credit, accepted ones earn it, and failures stay below their share."""
-    given = {"stages": SamplingStages(), "parameters": None, "decoder": None}
+    given = {"choose": None, "parameters": None, "decoder": None}
     steps = Speculation(PromptLookup(), tokens=3, cost=1.5, **given)
     active, none = jnp.ones(2, bool), jnp.zeros(2, jnp.int32)
 

@@ -21,7 +21,7 @@ from jax_q4k import models
 from jax_q4k.cache import program_cache
 from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.kv_cache.shapes import page_kinds
-from jax_q4k.models.runner import engine_steps, programs
+from jax_q4k.models.runner import engine_steps, programs, prompt_programs
 from jax_q4k.models.runner.adapters import Adapter, arrays_for, stacks_for
 from jax_q4k.models.runner.engine_state import Sizes
 from jax_q4k.models.runner.engine_steps import (
@@ -35,7 +35,8 @@ from jax_q4k.models.runner.engine_steps import (
     SampleRows,
 )
 from jax_q4k.models.runner.model import Model
-from jax_q4k.models.runner.programs import Decode, Program, Score
+from jax_q4k.models.runner.programs import Decode, Program
+from jax_q4k.models.runner.prompt_programs import CompareTokens, PoolTokens, ReadTokens, ScoreTokens
 from jax_q4k.models.runner.speculative.drafts import PromptLookup
 from jax_q4k.models.sampling import Sampling
 from jax_q4k.models.sampling.stages import SamplingStages
@@ -43,9 +44,10 @@ from jax_q4k.selection import Selection, selected
 
 from .. import golden_files
 
-FILES = programs.__file__, engine_steps.__file__
+FILES = programs.__file__, engine_steps.__file__, prompt_programs.__file__
 ENGINE = (BeginPieces, PrefillPieces, DecodeRows, ForwardRows, SampleRows)
-KINDS = (*ENGINE, CopyStates, FillHistory, PutAdapter, Decode, Score)
+OF_VECTORS = (ScoreTokens, PoolTokens, ReadTokens)
+KINDS = (*ENGINE, *OF_VECTORS, CompareTokens, CopyStates, FillHistory, PutAdapter, Decode)
 SIZES = Sizes(
     slots=2,
     kinds=(None,),
@@ -68,6 +70,9 @@ OTHERS = {
     "fresh": None,
     "cache_dtype": jnp.dtype("bfloat16"),
     "saves": False,
+    "speculates": True,
+    "top": 20,
+    "normed": False,
 }
 
 
@@ -79,6 +84,14 @@ def made(kind: type[Program], network: programs.Network, **changed: Any) -> Prog
         given |= {"time": 8}
     if kind is BeginPieces:
         given |= {"cache_dtype": jnp.dtype("float32")}
+    if issubclass(kind, OF_VECTORS):
+        given |= {"rows": 1, "time": 8}
+    if kind is ScoreTokens:
+        given |= {"top": 0}
+    if kind is ReadTokens:
+        given |= {"normed": True}
+    if kind is CompareTokens:
+        given |= {"base": network}
     if kind is CopyStates:
         given |= {"saves": True}
     return kind(**given | changed)
@@ -89,7 +102,9 @@ def loop(network: programs.Network, stages: SamplingStages | None = None, **give
 
 
 def other(field: str) -> Any:
-    return golden_files.model("qwen2-odd").network if field == "network" else OTHERS[field]
+    if field in ("network", "base"):
+        return golden_files.model("qwen2-odd").network
+    return OTHERS[field]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -98,7 +113,7 @@ def test_every_field_is_in_both_keys(kind: type[Program]) -> None:
     program = made(kind, golden_files.model("llama-gqa").network)
     assert made(kind, program.network) == program and hash(made(kind, program.network))
     names = {field.name for field in dataclasses.fields(kind)}
-    assert names <= {"network", *OTHERS}
+    assert names <= {"network", "base", *OTHERS}
     for name in names:
         value = not getattr(program, name) if name == "fresh" else other(name)
         changed = dataclasses.replace(program, **{name: value})
@@ -197,6 +212,17 @@ def test_results_are_known_without_tracing(name: str, call: str) -> None:
         args = state, *program.inputs(np.zeros)
         args = (weights, *args) if program.takes_weights else args
         assert program.results(args) == jax.eval_shape(program, *args)
+    vectors, tokens = sampled.vectors, np.zeros((2, 16), np.int32)
+    shares, count = np.zeros((2, 8), np.float32), np.int32(3)
+    of_vectors: dict[Any, tuple[Any, ...]] = {ScoreTokens: (tokens, count), PoolTokens: (shares,)}
+    for kind in OF_VECTORS:
+        program = made(kind, model.network, rows=2)
+        args = weights, vectors, *of_vectors.get(kind, ())
+        assert program.results(args) == jax.eval_shape(program, *args)
+    compare: Any = made(CompareTokens, model.network)
+    flat = np.zeros((5, model.config.hidden_size), np.float32)
+    args = (weights, weights), flat, flat, np.zeros(5, np.int32)
+    assert compare.results(args) == jax.eval_shape(compare, *args)
     copy, places = made(CopyStates, model.network), np.zeros(8, np.int32)
     assert copy.results((state, places, places)) == jax.eval_shape(copy, state, places, places)
     fill, tokens = made(FillHistory, model.network), np.zeros(64, np.int32)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import numpy as np
 import openai
 import pytest
@@ -20,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jax_q4k import models
 from jax_q4k.models.chat import transcript
-from jax_q4k.models.server import app, embeddings, events
+from jax_q4k.models.engine.prompt_results import normalized
+from jax_q4k.models.server import app, events
 
 from ..engine.engine_runs import is_idle, wait_until
 from .running import Running, serving
@@ -28,6 +28,8 @@ from .running import Running, serving
 MESSAGES = [{"role": "user", "content": "Where is the sea?"}]
 #: Greedy sampling, under the names of requests.
 GREEDY = {"temperature": 0, "max_tokens": 24}
+#: Pieces and batches of a text round int8 activations in another way.
+ROUNDING = 0.01
 
 
 @pytest.fixture
@@ -114,13 +116,15 @@ def test_embeddings(engine: models.Engine, client: openai.OpenAI) -> None:
     texts = ["The sea", "It is a truth universally acknowledged"]
     want = models.embed(engine.model, texts, normalize=True)
     found = client.embeddings.create(model="demo", input=texts)
-    np.testing.assert_array_equal([one.embedding for one in found.data], want)
+    np.testing.assert_allclose([one.embedding for one in found.data], want, atol=ROUNDING)
     ids = [engine.model.tokenizer.encode(text) for text in texts]  # type: ignore[union-attr]
     floats = client.embeddings.create(model="demo", input=ids, encoding_format="float")
-    np.testing.assert_allclose([one.embedding for one in floats.data], want, rtol=1e-6)
+    np.testing.assert_allclose([one.embedding for one in floats.data], want, atol=ROUNDING)
     assert found.usage.prompt_tokens == floats.usage.prompt_tokens == sum(map(len, ids))
-    with pytest.raises(openai.BadRequestError, match="dimensions is not supported"):
-        client.embeddings.create(model="demo", input="A", dimensions=3)
+    (short,) = client.embeddings.create(model="demo", input=texts[:1], dimensions=3).data
+    np.testing.assert_allclose(
+        short.embedding, normalized(np.array(found.data[0].embedding[:3])), atol=0.05
+    )
     with pytest.raises(openai.BadRequestError, match="input has 601 tokens"):
         client.embeddings.create(model="demo", input=[5] * 601)
 
@@ -300,12 +304,7 @@ def test_unknown_names_are_listed(server: Running) -> None:
         ),
         ("/v1/completions", {"prompt": "A", "stop": ["x"] * 17}, "stop", "16 strings"),
         ("/v1/completions", {"prompt": "A", "seed": 2**64}, "seed", "64 bits"),
-        (
-            "/v1/completions",
-            {"prompt": "A", "echo": True, "logprobs": 1},
-            "echo with logprobs",
-            "not supported",
-        ),
+        ("/v1/completions", {"prompt": "A", "suffix": "B"}, "suffix", "not supported"),
         ("/v1/completions", {"prompt": "A", "logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         ("/v1/completions", {"prompt": "A " * 600}, None, "context length is 512"),
         ("/v1/completions", {"prompt": "A" * 1_000_000}, "prompt", "too many for a context"),
@@ -536,25 +535,6 @@ def test_whoever_asks_for_health_takes_no_place(engine: models.Engine, server: R
     finally:
         server.service.places.give_back(8)
     assert found == [200] * 3
-
-
-def test_a_client_that_leaves_embeddings(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread cannot be ended: it keeps its place, and others wait for it."""
-    gate, running = threading.Event(), threading.Semaphore(0)
-
-    def slow(*_: Any, **__: Any) -> np.ndarray:
-        running.release()
-        assert gate.wait(60)
-        return np.zeros((1, 4), np.float32)
-
-    monkeypatch.setattr(embeddings, "embed", slow)
-    for _ in range(2):
-        with pytest.raises(httpx.ReadTimeout):
-            server.client.post("/v1/embeddings", json={"input": "A"}, timeout=0.3)
-    assert running.acquire(timeout=10) and not running.acquire(blocking=False)
-    assert server.service.places.taken == 2
-    gate.set()
-    wait_until(lambda: server.service.places.taken == 0)
 
 
 def test_templates_that_cannot_be_rendered_in_time(

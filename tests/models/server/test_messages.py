@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from jax_q4k.models.server.formats import AnswerReader
+from jax_q4k.models.engine.answers import PieceReader
 
 from .running import Running
 
@@ -97,7 +97,7 @@ def test_an_error_in_a_stream(server: Running, monkeypatch: pytest.MonkeyPatch) 
     def fails(*_: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(AnswerReader, "read", fails)
+    monkeypatch.setattr(PieceReader, "read", fails)
     body = {**GREEDY, "max_tokens": 4, "stream": True}
     with server.client.stream("POST", "/v1/messages", json=body) as response:
         *_, last = response.read().decode().strip().split("\n\n")

@@ -313,21 +313,67 @@ def test_long_answers_stay_fast(visit: Visit) -> None:
 
 @in_a_browser
 def test_reasoning_is_folded(visit: Visit) -> None:
-    visit.will_answer(*streamed(["<thi", "nk>secret", " *plan*</th", "ink>\n\nDone"]))
+    thought = [event(reasoning_content=piece) for piece in ("secret", " *plan*", "\n\nof mine")]
+    visit.will_answer(*thought, breaks="never")
     visit.ask("?")
+    answer = visit.page.locator("article[aria-label=Answer]").last
+    answer.get_by_text("Thinking…").wait_for()
+    live(visit, "Thinking…")
+    assert re.fullmatch(r"\d s", answer.locator(".meta").inner_text().strip())
+    assert not answer.get_by_text("secret").is_visible()
+    visit.page.keyboard.press("Escape")
+    live(visit, "Stopped")
+    visit.will_answer(
+        *thought, *streamed("Done", completion_tokens_details={"reasoning_tokens": 9})
+    )
+    visit.page.get_by_label("Regenerate").click()
+    live(visit, "Answer: Done")
     answer = visit.answer()
     assert plain(visit.html_of_answer()) == "<p>Done</p>"
+    assert re.fullmatch(r"Thought for \d(\.\d)? s", answer.locator("summary").inner_text())
+    assert "3 new (9 thinking)" in answer.inner_text() and "Thinking" not in answer.inner_text()
     assert not answer.get_by_text("secret").is_visible()
-    answer.get_by_text("Reasoning").click()
+    answer.locator("summary").press("Enter")
     assert answer.get_by_text("secret plan").is_visible()
-    visit.will_answer(
-        event(reasoning_content="Hm"), event(reasoning_content=" so"), *streamed("Yes")
-    )
+    visit.page.reload()  # from the storage
+    answer = visit.answer()
+    assert answer.locator("summary").inner_text().startswith("Thought for ")
+    assert texts(answer.locator("> .text")) == ["Done"]
+    visit.will_answer(*streamed("Yes"))
     visit.ask("And?")
-    assert texts(visit.answer().locator("details .text")) == [""]
+    assert not visit.answer().locator("details").is_visible()
+    assert visit.sent()[-1]["messages"] == [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "Done", "reasoning_content": "secret *plan*\n\nof mine"},
+        {"role": "user", "content": "And?"},
+    ]
+
+
+@in_a_browser
+def test_thoughts_in_the_text_are_folded(visit: Visit) -> None:
+    """Earlier versions stored them there, and a template may not tell the server of thoughts."""
+    stored = [
+        {"role": "user", "content": "<think>?"},
+        {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nOld"},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "Older", "reasoning": "Hm so."},
+    ]
+    text = json.dumps({"title": "A", "messages": stored})
+    visit.page.evaluate("(text) => localStorage.setItem('jax-q4k:/:chat:a', text)", text)
+    visit.page.goto(f"{visit.url}#a")
+    visit.page.reload()
+    answers = visit.page.locator("article[aria-label=Answer]")
+    assert texts(answers.locator("> .text")) == ["Old", "Older"]
+    assert answers.locator("summary").all_inner_texts() == ["Thoughts"] * 2
+    assert answers.locator("details .text").all_text_contents() == ["Hm.", "Hm so."]
+    visit.will_answer(*streamed(["<thi", "nk>Hm", " *so*</th", "ink>\n\nDone"]))
+    visit.ask("!")
+    assert plain(visit.html_of_answer()) == "<p>Done</p>"
     assert visit.answer().locator("details .text").text_content() == "Hm so"
-    contents = [one["content"] for one in visit.sent()[1]["messages"]]
-    assert contents == ["?", "\n\nDone", "And?"]
+    sent = visit.sent()[-1]["messages"]
+    assert [one["content"] for one in sent] == ["<think>?", "\n\nOld", "And?", "Older", "!"]
+    thoughts = [one.get("reasoning_content") for one in sent]
+    assert thoughts == [None, "\nHm.\n", None, "Hm so.", None]
 
 
 @in_a_browser
@@ -382,7 +428,6 @@ def test_settings_are_sent(visit: Visit) -> None:
             ],
             **{"top_p": 0.5, "top_k": 40, "min_p": 0.1, "seed": 7},
             **{"stream": True, "stream_options": {"include_usage": True}},
-            "reasoning_format": "none",
         }
     ]
 
@@ -560,7 +605,7 @@ def test_titles(visit: Visit) -> None:
 @in_a_browser
 def test_copying(visiting: Callable[..., Visit], server: Running) -> None:
     visit = visiting(server, permissions=["clipboard-read", "clipboard-write"])
-    visit.will_answer(*streamed("Look:\n```js\nlet a;\n```"))
+    visit.will_answer(event(reasoning_content="Hm"), *streamed("Look:\n```js\nlet a;\n```"))
     visit.ask("A question")
     answer = visit.answer()
     for button, want in (

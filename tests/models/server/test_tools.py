@@ -245,6 +245,40 @@ def test_openais_client_calls_tools(thinking: Running) -> None:
         assert again[0].function.arguments == call.function.arguments
 
 
+def test_json_or_a_call(thinking: Running) -> None:
+    """An answer with a response format is JSON, unless it calls a tool."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    tools = [WEATHER, unsupported()]
+    body = {"messages": MESSAGES, "max_tokens": 120, "tools": tools, "response_format": form}
+    kinds = set()
+    for seed in range(8):
+        found = thinking.client.post("/v1/chat/completions", json={**body, "seed": seed})
+        assert found.status_code == 200, found.text
+        choice = found.json()["choices"][0]
+        message = choice["message"]
+        kinds.add("call" if message.get("tool_calls") else "content")
+        if choice["finish_reason"] == "stop":
+            assert isinstance(json.loads(message["content"]), dict)
+    assert "content" in kinds
+
+
+def test_only_strict_tools_must_be_enforceable(thinking: Running) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 8, "tools": [unsupported()], "temperature": 0}
+    lax = thinking.client.post("/v1/chat/completions", json=body)
+    body["tools"] = [WEATHER | {"function": {**WEATHER["function"], "strict": True}}]
+    strict = thinking.client.post("/v1/chat/completions", json=body)
+    for found in (lax, strict):
+        assert found.status_code == 200, found.text
+        assert found.json()["choices"][0]["message"]["content"] is not None
+
+
+def unsupported(**fields: Any) -> dict[str, Any]:
+    """Returns a tool whose schema cannot be enforced."""
+    function = {"name": "f", "parameters": {"not": {}}, **fields}
+    return {"type": "function", "function": function}
+
+
 def history(**call: Any) -> list[dict[str, Any]]:
     return [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, *MESSAGES]
 
@@ -265,20 +299,12 @@ def history(**call: Any) -> list[dict[str, Any]]:
         ),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         (
-            {"tools": [TIME], "response_format": {"type": "json_object"}},
-            "response_format",
-            "cannot be combined with tools",
+            {"tools": [TIME], "structured_outputs": {"regex": "a+"}},
+            "structured_outputs.regex",
+            "cannot be combined with tools, but a JSON schema can",
         ),
-        (
-            {
-                "tools": [
-                    {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
-                ],
-                "tool_choice": "required",
-            },
-            "tool_choice",
-            "not",
-        ),
+        ({"tools": [unsupported()], "tool_choice": "required"}, "tool_choice", "not"),
+        ({"tools": [unsupported(strict=True)]}, "tools", "not"),
         ({"messages": history(function={"name": "f", "arguments": "{"})}, "messages", "arguments"),
         ({"messages": history(function={"arguments": "{}"})}, "messages", "function.name"),
         ({"messages": history(function={"name": "f", "arguments": "[1]"})}, "messages", "object"),

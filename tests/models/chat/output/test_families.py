@@ -231,8 +231,8 @@ def test_rendered_calls_come_back(path: Path, kind: str) -> None:
 )
 def test_rendered_thoughts_come_back(stem: str) -> None:
     path = SHARED / f"{stem}.jinja"
-    template, field = path.read_text(), "thinking" if "gpt" in stem else "reasoning_content"
-    answer = message(*CALLS["one"]) | {field: "a thought\n{x}"}
+    template = path.read_text()
+    answer = message(*CALLS["one"]) | {"reasoning_content": "a thought\n{x}"}
     text, prompt = rendered(template, answer, variables(path))
     family = family_of(template)
     parser = family.parser(TOOLS, inside=family.opens_thought(prompt))

@@ -189,3 +189,59 @@ def test_what_has_no_grammar() -> None:
         NONE.grammar(TOOLS, parallel=True, token_id=no_token)
     with pytest.raises(ValueError, match="family 'hermes', 0 tools"):
         family("HERMES").grammar([], parallel=True, token_id=no_token)
+
+
+@pytest.mark.parametrize("controls", [True, False])
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_or_text(name: str, controls: bool) -> None:
+    """Any text, or calls whose arguments are right; what the parser takes for a call is one."""
+    ids = token_id if controls else no_token
+    grammar = family(name).grammar(TOOLS, parallel=True, token_id=ids, content="text")
+    two, prose = written(name), 'Hello.\n It is "{1}" <b>'
+    wrong = re.sub(r"(?<=\D)2(?=\D)", "soon", two, count=1)
+    answers = {two: True, wrong: False}
+    if name == "HARMONY":
+        final = "<|channel|>final<|message|>"
+        preamble = f"<|channel|>commentary<|message|>{prose}<|end|><|start|>assistant"
+        answers |= {final + prose: True, prose: False, preamble + two: True, final: True}
+        answers |= {preamble + wrong: False, f"<|start|>assistant{final}{prose}": True}
+    else:
+        answers |= {prose: True, "": True, prose + wrong: name == "LLAMA"}
+        answers |= {} if name == "LLAMA" else {prose + two: True}
+    for answer, right in answers.items():
+        assert accepts(grammar, answer, controls) is right, f"{answer}\n{grammar}"
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_or_json(name: str) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    grammar = family(name).grammar(TOOLS, parallel=True, token_id=token_id, content=schema)
+    header = "<|channel|>final<|message|>" if name == "HARMONY" else ""
+    two = written(name)
+    assert accepts(grammar, two) and accepts(grammar, header + '{"n": 3}')
+    assert not accepts(grammar, header + '{"n": "a"}') and not accepts(grammar, "Hello")
+    alone = family(name).grammar([], parallel=True, token_id=token_id, content=schema)
+    assert accepts(alone, header + '{"n": 3}') and not accepts(alone, two)
+
+
+def test_thoughts_of_messages() -> None:
+    """They are part of the grammar, with a limit."""
+    thought = "<|channel|>analysis<|message|>abc<|end|>"
+    ids = {**{text: token_id(text) for text in CONTROLS}, "<|end|>": 256}
+    for budget, right in ((None, True), (3, True), (2, False)):
+        grammar = family("HARMONY").grammar(
+            TOOLS, parallel=True, token_id=ids.get, content="text", budget=budget
+        )
+        matcher = llguidance.LLMatcher(tokenizer(), grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        tokens: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, ids))})", f"{thought}<|start|>assistant"):
+            tokens += [ids[part]] if ids.get(part) else part.encode()
+        tokens += [ids["<|channel|>"], *b"final", ids["<|message|>"], *b"Hello"]
+        assert (matcher.consume_tokens(tokens) and matcher.is_accepting()) is right
+
+
+def test_text_in_a_frame() -> None:
+    grammar = family("COMMAND_R7B").grammar(TOOLS, parallel=True, token_id=token_id, content="text")
+    framed = "<|START_RESPONSE|>Hello<|END_RESPONSE|>"
+    assert accepts(grammar, framed) and accepts(grammar, framed + written("COMMAND_R7B"))

@@ -11,15 +11,25 @@ import sys
 import time
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 from support.gguf_bytes import rewritten, text_entry
 
 from jax_q4k import models
 from jax_q4k.models import cli
+from jax_q4k.models.cli.answers import AnswerWriter
 from jax_q4k.models.cli.lines import line_reader, read_message
+from jax_q4k.models.engine import generate as generation
+from jax_q4k.models.engine.outputs import Output, Piece, Timings
 
 from ...golden_files import path
 
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+#: With a field for thoughts, and a switch for them.
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>"
+    "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% endfor %}"
+    "{% if enable_thinking is defined %}enable_thinking={{ enable_thinking }}{% endif %}"
+)
 
 
 @pytest.fixture
@@ -80,6 +90,89 @@ def test_commands_of_a_chat(run, templated, tmp_path):
     assert json.loads(first.read_text()) == [{"role": "system", "content": "Be brief."}]
     assert json.loads(second.read_text()) == []
     assert "/save FILE    write the messages as JSON" in err
+
+
+THOUGHT = "First [this],\n*then* that."
+
+
+@pytest.fixture
+def prompts(monkeypatch):
+    """Makes a model answer with a thought and a text; returns a list that gets its prompts."""
+    prompts = []
+
+    def stream(model, prompt, *_, **__):
+        prompts.append(model.tokenizer.decode(prompt))
+        text = f"<think>\n{THOUGHT}\n</think>\n\nIt is so."
+        pieces = re.findall(r"(?s)<.*?>|.", text)
+        yield from (Piece(i, piece) for i, piece in enumerate(pieces))
+        yield Piece(None, "", Output([*range(len(pieces))], text, "end", Timings()))
+
+    monkeypatch.setattr(generation, "stream", stream)
+    return prompts
+
+
+FOLDED = rf"Thought for 0\.\d s \({len(THOUGHT)} tokens\)"
+
+
+def test_thoughts_are_folded(run, templated, prompts, tmp_path):
+    """Only answers go to standard output; the template gets the thoughts."""
+    code, out, err = run(f"Why?\nAnd?\n/save {tmp_path / 'saved'}\n", templated)
+    assert (code, out) == (0, "It is so.\n" * 2)
+    assert len(re.findall(rf"(?m)^{FOLDED}$", err)) == 2 and "First" not in err
+    assert prompts[1] == f"<user>Why?<assistant><think>{THOUGHT}</think>It is so.<user>And?"
+    saved = json.loads((tmp_path / "saved").read_text())[1]
+    assert saved == {"role": "assistant", "content": "It is so.", "reasoning_content": THOUGHT}
+
+
+def test_thoughts_in_full(run, templated, prompts):
+    code, out, err = run("Why?\n/thinking fold\nWhy?\n", templated, "--show-thinking")
+    assert (code, out) == (0, "It is so.\n" * 2)
+    before, after = err.split("Thoughts are shown as one line.")
+    assert re.search(rf"(?m)^{re.escape(THOUGHT)}\n{FOLDED}$", before) and "First" not in after
+    code, out, err = run("Why?\n/thinking show\nWhy?\n", templated)
+    before, after = err.split("Thoughts are shown in full.")
+    assert THOUGHT in after and "First" not in before
+
+
+def test_the_thinking_command(run, templated, prompts):
+    lines = "/thinking\nWhy?\n/thinking\n/thinking off\n/reset\nWhy?\n/thinking on\nWhy?\n"
+    code, out, err = run(lines, templated, "--no-thinking")
+    assert (code, out) == (0, "It is so.\n" * 3)
+    assert err.count(THOUGHT) == 1 and "The last answer has no thoughts." in err
+    assert [re.findall("enable_thinking=(.*)", prompt) for prompt in prompts] == [
+        ["False"],
+        ["False"],
+        ["True"],
+    ]
+    code, _, err = run("/thinking maybe\n", templated)
+    assert code == 2 and "/thinking takes on, off, show, fold, or nothing" in err
+
+
+def test_a_thought_that_took_all_tokens(capsys):
+    for reason, text in (("length", ""), ("length", "Yes"), ("end", "")):
+        output = Output([1], text, reason, Timings(), reasoning="Hm")
+        with AnswerWriter(Console(stderr=True, highlight=False)) as writer:
+            writer.write(Piece(1, text, output, reasoning="Hm"))
+        out, err = capsys.readouterr()
+        assert out == f"{text}\n" and err.startswith("Thought for 0.0 s (1 token)\n")
+        assert ("a larger number leaves room" in err) == ((reason, text) == ("length", ""))
+
+
+def test_a_line_of_a_thought_fits_the_terminal():
+    """It has the last words; wide characters take two columns."""
+    for width, text in ((40, "one\ntwo \x1b[2J " * 50), (41, "漢字" * 50), (10, "word " * 9)):
+        screen = io.StringIO()
+        notes = Console(file=screen, force_terminal=True, width=width, highlight=False)
+        writer = AnswerWriter(notes)
+        writer.write(Piece(1, "", reasoning=text))
+        writer._thought._live.refresh()
+        writer.write(Piece(2, "Yes"))
+        shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.getvalue())
+        lines = re.split(r"[\r\n]+", shown.strip())
+        assert max(map(cell_len, lines[:-1])) <= width
+        assert all(line.startswith("Thinking…"[:width]) for line in lines[:-1])
+        assert width < 20 or any(re.search(r"two \ufffd\[2J|漢字", line) for line in lines)
+        assert re.fullmatch(r"Thought for 0\.\d s \(1 token\)", lines[-1])
 
 
 def test_a_full_context_is_said(run, templated):
@@ -214,12 +307,27 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+#: Makes the model of a chat think, before SLOW slows it down.
+THINKS = """
+from jax_q4k.models.engine import generate as generation
+from jax_q4k.models.engine.outputs import Output, Piece, Timings
+
+def says(*arguments, **options):
+    thought = "<think>", *"First this, then that.", "</think>"
+    for i, piece in enumerate((*thought, "It", " is", " so.")):
+        yield Piece(i, piece)
+    yield Piece(None, "", Output([], "", "end", Timings(new_tokens=i + 1)))
+
+generation.stream = says
+"""
+
+
 class Terminal:
     """A chat on a pseudo-terminal."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, code=SLOW):
         self.screen, theirs = pty.openpty()
-        command = [sys.executable, "-W", "ignore", "-c", SLOW, "chat", *arguments]
+        command = [sys.executable, "-W", "ignore", "-c", code, "chat", *arguments]
         environment = os.environ | {"TERM": "xterm", "COLUMNS": "200"}
         self.process = subprocess.Popen(
             command,
@@ -253,6 +361,11 @@ class Terminal:
         self.process.kill()
         self.process.wait()
         os.close(self.screen)
+
+
+def without_styles(text):
+    """Removes colours and the like, and modes of the terminal."""
+    return re.sub(r"\x1b\[(\d*m|\?\d+[hl])", "", text)
 
 
 @pytest.fixture
@@ -298,6 +411,34 @@ def test_a_chat_on_a_terminal(terminal, tmp_path):
     terminal.until(">>> ")
     terminal.send("\x03")
     assert terminal.process.wait(10) == 128 + signal.SIGINT
+
+
+@pytest.mark.slow("starts the command several times")
+def test_thoughts_on_a_terminal(templated):
+    """A line that changes while the model thinks; Ctrl-C in a thought leaves a line of it."""
+    terminal = Terminal(templated, code=THINKS + SLOW)
+    try:
+        terminal.until(">>> ")
+        terminal.send("Why?\n")
+        terminal.until(r"Thinking… 0\.\d s, \d+ tokens  First this")
+        terminal.send("\x03")
+        after = terminal.until(">>> ")
+        erased = r"\r(\x1b\[1A)?\x1b\[2K"
+        line = r"Thought for \d\.\d s \({}\)\r\n"
+        stopped = erased + line.format(r"1\d tokens") + r"stopped\r\n>>> $"
+        assert re.search(stopped, without_styles(after))
+        terminal.send("/thinking\n")
+        assert re.search(r"First this,[a-z ]*\r\n>>> $", without_styles(terminal.until(">>> ")))
+        terminal.send("Why?\n")
+        answered = erased + line.format("22 tokens") + r"It is so\.\r\n27 tokens"
+        assert re.search(answered, without_styles(terminal.until(">>> ")))
+        terminal.send("/thinking show\n")
+        terminal.until(">>> ")
+        terminal.send("Why?\n")
+        whole = r"First this, then that\.\r\n" + line.format("22 tokens") + r"It is so\."
+        assert re.search(whole, without_styles(terminal.until(">>> ")))
+    finally:
+        terminal.close()
 
 
 @pytest.mark.slow("starts the command several times")

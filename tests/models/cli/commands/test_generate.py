@@ -19,6 +19,7 @@ from support.gguf_bytes import float_entry, rewritten, text_entry
 from jax_q4k import models
 from jax_q4k.models import cli
 from jax_q4k.models.cli import options, prompts
+from jax_q4k.models.engine.outputs import Output, Piece, Timings
 from jax_q4k.models.sampling.file_defaults import KEYS, default_sampling
 
 from ...files.lora.test_adapters import random_pairs, write_gguf
@@ -86,6 +87,7 @@ def test_several_prompts(run: Any) -> None:
 
 def test_json(run: Any) -> None:
     options = ("-n", "4", "--temperature", "1", "--seed", "9", "--logprobs", "2")
+    options += ("--prompt-logprobs", "1")
     given = ("-p", "The sea", "-p", "My dear", *options)
     code, out, _ = run("generate", TEXT_MODEL, *given, "--json")
     whole = json.loads(out)
@@ -104,6 +106,11 @@ def test_json(run: Any) -> None:
         assert [one["token"] for one in found["logprobs"]] == out.tokens
         assert "".join(one["text"] for one in found["logprobs"]) == out.text
         assert [len(one["top"]) for one in found["logprobs"]] == [2] * 4
+        first, *others = found["prompt_logprobs"]
+        ids = loaded.tokenizer.encode(("The sea", "My dear")[i])
+        assert first is None and [one["token"] for one in others] == ids[1:]
+        assert [len(one["top"]) for one in others] == [1] * len(others)
+        assert all(one["rank"] >= 1 for one in others)
     timings = whole["timings"]
     assert timings["new_tokens"] == 8 and timings["prompt_tokens"] > 2
     seconds = {name for name in timings if name.endswith("_seconds")}
@@ -113,6 +120,34 @@ def test_json(run: Any) -> None:
     code, out, _ = run("generate", TOKEN_MODEL, "--tokens", "1,2", *GREEDY, "--jsonl")
     found = json.loads(out)
     assert found["text"] is None and found["prompt"] == [1, 2] and found["seed"] is None
+
+
+THINKING = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>"
+    "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% endfor %}"
+)
+
+
+def test_thoughts_of_chats(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only answers go to standard output; a prompt without --chat has no thoughts."""
+    file = tmp_path / "thinking.gguf"
+    entry = text_entry("tokenizer.chat_template", THINKING)
+    file.write_bytes(rewritten(path("text-spm"), {"tokenizer.chat_template": entry}))
+    text = "<think>\nHm.\n</think>\n\nYes."
+    output = Output([1, 2], text, "end", Timings())
+    monkeypatch.setattr(models, "stream", lambda *_, **__: iter([Piece(1, text, output)]))
+    monkeypatch.setattr(models, "generate", lambda _, prompts, *__, **___: [output] * len(prompts))
+    ask = ("generate", str(file), "--temperature", "0", "-n", "4", "-p", "Why?")
+    code, out, err = run(*ask, "--chat")
+    assert (code, out) == (0, "Yes.\n") and "Thought for 0.0 s (1 token)\n" in err
+    assert "Hm." not in err and "Hm." in run(*ask, "--chat", "--show-thinking")[2]
+    assert run(*ask)[1] == f"{text}\n"
+    code, out, err = run(*ask, "-p", "How?", "--chat", "--show-thinking")
+    assert out == "Yes.\n---\nYes.\n" and err.startswith("Hm.\nHm.\n")
+    (found,) = json.loads(run(*ask, "--chat", "--json")[1])["outputs"]
+    assert (found["text"], found["reasoning"], found["tokens"]) == ("Yes.", "Hm.", [1, 2])
+    (found,) = json.loads(run(*ask, "--json")[1])["outputs"]
+    assert found["text"] == text and "reasoning" not in found
 
 
 def test_control_characters_in_json(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,155 @@
+"""Kullback-Leibler divergence of two models, compared with float64 NumPy on their logits."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from support.helpers import nmse
+from support.paths import GOLDEN
+
+import jax_q4k as jq
+from jax_q4k import models
+from jax_q4k.models import cli
+from jax_q4k.models.cli.commands.perplexity import _table
+from jax_q4k.models.tasks.divergence import Divergence
+from jax_q4k.models.tasks.perplexity import TooShortError
+
+pytestmark = pytest.mark.cpu_kernels
+
+TEXT = "The sea was calm, and the two sisters walked along the shore until the evening came. " * 18
+LENGTH = 13
+FILE = GOLDEN / "text-spm.Q4_K_M.gguf"
+
+
+@pytest.fixture(scope="module")
+def model() -> models.Model:
+    return models.from_gguf(FILE)
+
+
+@pytest.fixture(scope="module")
+def base(model: models.Model) -> models.Model:
+    """The model with another final norm."""
+    decoder = model.decoder()
+    weight = decoder.norm.weight
+    weight.set_value(weight.get_value() * np.linspace(0.7, 0.9, weight.shape[0], dtype=np.float32))
+    return models.Model(decoder, model.tokenizer, model.metadata)
+
+
+def log_p_of(model: models.Model, ids: list[int]) -> np.ndarray:
+    logits = np.asarray(model.logits([ids])[0], np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    found: np.ndarray = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return found
+
+
+def expected(model: models.Model, base: models.Model, length: int) -> tuple[np.ndarray, ...]:
+    """Returns divergences, -log p by both models, and which most likely tokens are the same."""
+    ids = model.tokenizer.encode(TEXT)  # type: ignore[union-attr]
+    rows: list[tuple[Any, ...]] = []
+    for start in range(0, len(ids) - length + 1, length):
+        window = [1, *ids[start + 1 : start + length]]
+        pair = log_p_of(model, window), log_p_of(base, window)
+        for at in range(length // 2, length - 1):
+            q, p = (log_p[at] for log_p in pair)
+            counted = p > -16
+            divergence = (np.exp(p) * (p - q))[counted].sum()
+            token = window[at + 1]
+            rows.append((divergence, -q[token], -p[token], q.argmax() == p.argmax()))
+    return tuple(np.array(column) for column in zip(*rows, strict=True))
+
+
+@pytest.mark.usefixtures("exact")
+def test_each_token(model: models.Model, base: models.Model) -> None:
+    seen: list[tuple[int, int]] = []
+    found = models.kl_divergence(
+        model, base, TEXT, context=LENGTH, progress=lambda *call: seen.append(call)
+    )
+    divergences, nats, base_nats, agrees = expected(model, base, LENGTH)
+    assert found.tokens == len(nats) > 40
+    assert nmse(found.divergences, divergences) <= 1e-8 and divergences.min() > 1e-5
+    assert nmse(found.nats, nats) <= 1e-8 and nmse(found.base_nats, base_nats) <= 1e-8
+    np.testing.assert_array_equal(found.agrees, agrees)
+    assert 0 < agrees.mean() < 1
+    windows = len(nats) // (LENGTH - 1 - LENGTH // 2)
+    assert seen[-1] == (windows, windows) and len(seen) == math.ceil(windows / 8)
+    score = models.score(model, TEXT, context=LENGTH, windows="llama.cpp").second_halves
+    assert score is not None
+    assert found.perplexity.value == pytest.approx(score.perplexity, rel=1e-6)
+    assert found.perplexity.error == pytest.approx(score.error, rel=1e-6)
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_model_beside_itself(model: models.Model) -> None:
+    found = models.kl_divergence(model, model, TEXT, context=LENGTH)
+    assert abs(found.divergences).max() < 1e-6
+    assert found.same_top == (1.0, 0.0) and found.ratio == (1.0, 0.0)
+    assert found.delta_p == found.rms_delta_p == (0.0, 0.0)
+    assert found.correlation == pytest.approx(1)
+
+
+def test_statistics() -> None:
+    """llama.cpp's formulas, from sums over the tokens."""
+    rng = np.random.default_rng(5)
+    base_nats = rng.exponential(2.0, 200)
+    nats = np.abs(base_nats + 0.1 * rng.standard_normal(200))
+    found = Divergence(rng.exponential(0.1, 200), nats, base_nats, rng.random(200) < 0.9)
+    count = 200
+
+    def error(values: np.ndarray) -> float:
+        return float(values.std(ddof=0) / math.sqrt(count - 1))
+
+    assert found.mean == pytest.approx((found.divergences.mean(), error(found.divergences)))
+    assert found.percentile(50) == np.median(found.divergences)
+    assert found.percentile(100) == found.divergences.max()
+    p = np.exp(-nats) - np.exp(-base_nats)
+    assert found.delta_p == pytest.approx((p.mean(), error(p)))
+    rms = math.sqrt((p**2).mean())
+    assert found.rms_delta_p == pytest.approx((rms, error(p**2) / (2 * rms)))
+    ratios = nats - base_nats  # the error of a mean of differences
+    assert found.log_ratio == pytest.approx((ratios.mean(), error(ratios)))
+    ratio = math.exp(ratios.mean())
+    assert found.ratio == pytest.approx((ratio, ratio * error(ratios)))
+    assert found.correlation == pytest.approx(np.corrcoef(nats, base_nats)[0, 1])
+    share = found.agrees.mean()
+    assert found.same_top == pytest.approx((share, math.sqrt(share * (1 - share) / (count - 1))))
+
+
+def test_refused(model: models.Model, base: models.Model) -> None:
+    other = models.load("demo")
+    with pytest.raises(ValueError, match="base has a vocabulary of 4096 tokens"):
+        models.kl_divergence(model, other, TEXT, context=LENGTH)
+    with pytest.raises(TooShortError, match="need 400"):
+        models.kl_divergence(model, base, TEXT, context=200)
+    with pytest.raises(ValueError, match="context=1 must be 2 to"):
+        models.kl_divergence(model, base, TEXT, context=1)
+    with pytest.raises(ValueError, match="no tokenizer"):
+        models.kl_divergence(models.Model(model.decoder()), base, TEXT)
+
+
+def test_command(model: models.Model, tmp_path: Any, capsys: Any) -> None:
+    text, same = tmp_path / "text.txt", tmp_path / "same.gguf"
+    text.write_text(TEXT)
+    jq.gguf.write(same, model.metadata, dict(jq.gguf.read(FILE).tensors))
+    given = ("perplexity", str(same), str(text), "--kl-divergence", str(FILE), "--json")
+    assert cli.main((*given, "--context", str(LENGTH), "--activations", "f32")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokens"] > 40 and found["same_top"] == {"value": 1.0, "error": 0.0}
+    assert abs(found["kl_divergence"]["percentile_99"]) < 1e-6
+    assert cli.main((*given, "--context", "400")) == 2
+    assert "text has " in capsys.readouterr().err
+
+
+def test_table() -> None:
+    nats = np.linspace(0.5, 3, 40)
+    table = _table(Divergence(nats / 100, nats, nats, nats > 1))
+    lines = dict(line.split("  ", 1) for line in table.split("\n"))
+    assert {name: value.strip() for name, value in lines.items()}.items() >= {
+        "ratio of perplexities": "1.000000 +/- 0.000000",
+        "KL divergence, median": "0.017500",
+        "KL divergence, 99.9 %": "0.029975",
+        "same most likely token": "80.000 +/- 6.405 %",
+    }.items()
