@@ -164,8 +164,8 @@ class Engine:
           warm_up: compiles all programs now. False compiles each when it is first needed.
           constraints: also compiles now what requests with a `Sampling.constraint` need.
           max_adapters: LoRA adapters that can be loaded at a time; see `load_adapter`. Requests
-            with different ones, or none, run in one batch. It takes memory for as many, and some
-            time of each step. 0 means that none can be loaded.
+            with different ones, or none, run in one batch. It takes memory for as many, twice as
+            many programs, and time of steps with an adapter. 0 means that none can be loaded.
           max_adapter_rank: largest rank of an adapter.
           process_timeout: seconds that process 0 waits in a step for the other processes that share
             the model's devices; then the engine has failed.

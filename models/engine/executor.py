@@ -67,8 +67,9 @@ class Executor:
         with self.programs.context():
             arguments = self._arguments(program, arrays, self._logits)
             run = self._compiled(program, arguments)
-            weights = (self.programs.weights,) if program.takes_weights else ()
-            found = run(*weights, *arguments)
+            if program.takes_weights:
+                arguments = program.part_of(self.programs.weights), *arguments
+            found = run(*arguments)
             if isinstance(program, PromptProgram):
                 return found
             if isinstance(found, EngineState):

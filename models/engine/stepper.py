@@ -36,6 +36,7 @@ from ..runner.engine_steps import (
 )
 from ..runner.model import Model
 from ..runner.program_cache import CachedPrograms
+from ..runner.programs import AllWeights
 from ..runner.speculative.drafts import Draft, DraftModel, NextTokens, cost_of, tokens_of
 from ..sampling.grammars import allow_only
 from ..sampling.packing import pack
@@ -201,19 +202,17 @@ class Stepper:
         """
         self.sizes = sizes
         self.buckets = tuple(buckets)
-        weights: list[Any] = [model.weights]
-        if adapters is not None:
-            weights.append(adapters[1])
+        drafter: Any = None
         if isinstance(draft, DraftModel):
-            weights.append(draft.model.weights)
+            drafter = draft.model.weights
         elif isinstance(draft, NextTokens):
-            weights.append(dict(draft.weights))
-        self._adapters = 0 if adapters is None else adapters[0]
-        all_weights = tuple(weights) if len(weights) > 1 else model.weights
+            drafter = dict(draft.weights)
+        self._adapters, stacks = (0, None) if adapters is None else adapters
+        weights = AllWeights(model.weights, stacks, drafter)
         self.draft_costs: dict[int, float] = {}
         self.draft = draft
         self._model, self._dtype = model, cache_dtype
-        programs = CachedPrograms(model, all_weights, selection)
+        programs = CachedPrograms(model, weights, selection)
         self.executor = Executor(model, programs, self._creation())
         self.standard, self._skips = standard, skips
         self._deterministic, self._padded = deterministic, padded
@@ -304,18 +303,27 @@ class Stepper:
         On a GPU it also runs each on padding: the first run loads kernels and makes CUDA graphs.
         constraints: whether to include the programs of constrained rows.
         """
-        options: Any = {"stages": self.standard}
-        programs = [
-            self._sampling_program(
-                PrefillPieces, rows=rows * self.sizes.groups, time=time, **options
-            )
-            for rows, time in shapes
-        ]
         buckets = self.buckets if self.sizes.groups == 1 else (self.sizes.slots,)
-        kinds = (DecodeRows, ForwardRows, SampleRows) if constraints else (DecodeRows,)
-        programs += [
-            self._sampling_program(kind, rows=rows, **options) for rows in buckets for kind in kinds
-        ]
+        kinds = (DecodeRows, ForwardRows) if constraints else (DecodeRows,)
+        programs: list[PrefillPieces | DecodeRows] = []
+        for places in sorted({self._places_for(()), self._adapters}):
+            options: Any = {"stages": self.standard, "adapters": places}
+            programs += [
+                self._sampling_program(
+                    PrefillPieces, rows=rows * self.sizes.groups, time=time, **options
+                )
+                for rows, time in shapes
+            ]
+            programs += [
+                self._sampling_program(kind, rows=rows, **options)
+                for rows in buckets
+                for kind in kinds
+            ]
+        if constraints:
+            programs += [
+                self._sampling_program(SampleRows, rows=rows, stages=self.standard)
+                for rows in buckets
+            ]
         self.executor.with_state()
         self._compile(programs)
         if self.draft is not None:
@@ -410,11 +418,11 @@ class Stepper:
 
         entry: of `arrays_for`.
         """
-        model, stacks, *rest = self.programs.weights
+        weights = self.programs.weights
         with self.programs.context():
-            arguments = stacks, np.int32(place - 1), entry
+            arguments = weights.adapters, np.int32(place - 1), entry
             stacks = self.programs.ready(self._program(PutAdapter), *arguments)(*arguments)
-        self.programs.weights = model, stacks, *rest
+        self.programs.weights = weights._replace(adapters=stacks)
 
     def tracing_error(self, processors: Sequence[Processor]) -> Exception | None:
         """Returns the error that tracing user functions of logits raises, or None."""
@@ -472,6 +480,7 @@ class Stepper:
         rows, time = plan.shape[0] * self.sizes.groups, plan.shape[1]
         stages, way = self._stages(plan.pieces)
         options: Any = {"rows": rows, "stages": stages, "time": time}
+        options["adapters"] = self._places_for(plan.pieces)
         begins = plan.fresh and self.executor.state is None and self._model.placement is None
         if begins:
             program = self._sampling_program(BeginPieces, cache_dtype=self._dtype, **options)
@@ -504,7 +513,8 @@ class Stepper:
 
     def _decode(self, rows: list[Row], count: int, at: list[int], speculates: bool) -> Sampled:
         stages, way = self._stages(rows)
-        options: Any = {"stages": stages, "speculates": speculates}
+        options: Any = {"stages": stages, "adapters": self._places_for(rows)}
+        options["speculates"] = speculates
         program = self._sampling_program(DecodeRows, rows=count, **options)
         step = self._rows_step(program, at, rows)
         sampled: Sampled = self.executor.run(program, np.int32(way), step)
@@ -513,10 +523,12 @@ class Stepper:
     def _forward(self, rows: list[Row], count: int, at: list[int]) -> Unsampled:
         """Starts what precedes sampling."""
         stages, way = self._stages(rows)
-        program = self._sampling_program(ForwardRows, rows=count, stages=stages)
+        options: Any = {"rows": count, "stages": stages}
+        adapters = self._places_for(rows)
+        program = self._sampling_program(ForwardRows, adapters=adapters, **options)
         step = self._rows_step(program, at, rows)
         self.executor.run(program, step)
-        samples = self._sampling_program(SampleRows, rows=count, stages=stages)
+        samples = self._sampling_program(SampleRows, **options)
         return Unsampled(rows, at, samples, way, step)
 
     def _rows_step(self, program: DecodeRows, at: list[int], rows: list[Row]) -> np.ndarray:
@@ -646,11 +658,16 @@ class Stepper:
             "sizes": self.sizes,
             "skips": self._skips,
             "deterministic": self._deterministic,
-            "adapters": self._adapters,
         }
 
     def _program(self, kind: Any, **fields: Any) -> Any:
         return kind(self._model.network, draft=self.draft, **fields)
+
+    def _places_for(self, entries: Sequence[Piece | Row]) -> int:
+        """Returns the places for adapters of a program for these rows: none if no row has one."""
+        # XLA fuses programs with and without adapters in other ways, which changes bits.
+        needed = self._deterministic or any(entry.sequence.adapter for entry in entries)
+        return self._adapters if needed else 0
 
     def _sampling_program(self, kind: Any, **fields: Any) -> Any:
         return kind(**self.common, **fields)

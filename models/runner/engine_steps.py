@@ -23,7 +23,7 @@ from ..sampling.stages import SamplingArrays, SamplingStages
 from ..support.exportable import exportable
 from .adapters import Stacks, put_entry
 from .engine_state import EngineState, Past, Sizes, config_of, copied_states, taken
-from .programs import Program, Weights, replicated, shapes_of
+from .programs import AllWeights, Program, Weights, replicated, shapes_of
 from .speculative import verify
 from .speculative.drafts import DraftModel, NextTokens
 from .speculative.mtp import Drafter
@@ -102,8 +102,7 @@ class _EngineProgram(Program):
         not, all of them run.
       deterministic: whether every product has at least 16 rows, so that its rounding does not
         depend on other sequences.
-      adapters: number of places for adapters. With some, weights are a tuple of the model's, the
-        stacks of `adapters.stacks_for`, and a draft model's if there is one.
+      adapters: number of places for adapters; 0 if no row has one.
     """
 
     sizes: Sizes
@@ -143,20 +142,24 @@ class _EngineProgram(Program):
     def _parameters(self, packed: jax.Array) -> SamplingArrays:
         return unpack(packed, self.stages, self.network.config.vocab_size)
 
+    def part_of(self, weights: AllWeights) -> AllWeights:
+        """Returns the part of an engine's weights that the program takes."""
+        return weights if self.adapters else weights._replace(adapters=None)
+
     def _adapted(self, weights: Weights, fields: RowFields) -> Decoder:
         """Returns the decoder with the adapters of the rows."""
         decoder = self._decoder(weights)
         if not self.adapters:
             return decoder
-        return adapted_by_row(decoder, weights[1], fields.adapter, self.adapters)
+        return adapted_by_row(decoder, weights.adapters, fields.adapter, self.adapters)
 
     def _drafter(self, weights: Weights, decoder: Decoder) -> Decoder | Drafter | None:
         """Returns the draft model, or the multi-token-prediction layer; None without one."""
         if isinstance(self.draft, DraftModel):
-            drafter: Decoder = self.draft.model.decoder(weights[-1])
+            drafter: Decoder = self.draft.model.decoder(weights.drafter)
             return drafter
         if isinstance(self.draft, NextTokens):
-            return self.draft.drafter(weights[-1], decoder)
+            return self.draft.drafter(weights.drafter, decoder)
         return None
 
     def _slots(self, fields: RowFields) -> jax.Array | None:

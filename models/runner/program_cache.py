@@ -17,7 +17,7 @@ from jax_q4k.collecting import gc_throttled
 
 from .engine_state import EngineState
 from .model import Model
-from .programs import Program
+from .programs import AllWeights, Program
 from .speculative.drafts import PromptLookup
 
 
@@ -28,13 +28,14 @@ class CachedPrograms:
     key, and computing them takes longer than a step of a small model.
 
     Attributes:
-      weights: first argument of programs; other arrays of the same types may replace it.
+      weights: the first argument of programs is a part of them; other arrays of the same types may
+        replace them.
       compile_seconds: time spent so far on compiling programs or loading them from disk.
       compilations: number of these programs.
     """
 
     def __init__(self, model: Model, weights: Any, selection: Any) -> None:
-        """Prepares running programs with `weights` as first argument.
+        """Prepares running programs with parts of `weights` as first argument.
 
         selection: the implementation that runs, a value of `jax_q4k.current_selection`.
         """
@@ -42,7 +43,7 @@ class CachedPrograms:
         self.compilations = 0
         self.weights = weights
         self._model, self._selection = model, selection
-        self._weight_types = Types(weights)
+        self._weight_types: dict[Any, Types] = {}  # of parts of the weights
         # Executables on disk depend on JAX's settings too; JAX checks them for those in memory.
         on_disk = model.program_cache
         self._disk = None if on_disk is None else (on_disk, _settings_of(model))
@@ -61,13 +62,20 @@ class CachedPrograms:
         It takes the weights before these arguments, unless the program does without.
         """
         on_disk = is_cacheable(self._model, program)
-        types = self._weight_types, Types(arguments)
+        weights = program.part_of(self.weights)
+        types = self._types_of(weights), Types(arguments)
         key = program, types, trace_context(), self._disk if on_disk else None
         if program.takes_weights:
-            arguments = self.weights, *arguments
+            arguments = weights, *arguments
         compiled = functools.partial(self._compiled, program, arguments, on_disk)
         found: Callable[..., Any] = self._model.ready.get(key, compiled)
         return found
+
+    def _types_of(self, weights: Any) -> Types:
+        missing = isinstance(weights, AllWeights) and tuple(part is None for part in weights)
+        if missing not in self._weight_types:
+            self._weight_types[missing] = Types(weights)
+        return self._weight_types[missing]
 
     @gc_throttled()
     def _compiled(

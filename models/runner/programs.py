@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,22 @@ CUDA_COMPILER_OPTIONS: dict[str, str] = {
     "xla_gpu_enable_triton_gemm": "False",
 }
 
-#: Weights of a model; with adapters or a draft model, a tuple that begins with them.
+#: Weights of a model, alone or first in a tuple.
 Weights = Any
+
+
+class AllWeights(NamedTuple):
+    """Weights that the programs of an engine read.
+
+    Attributes:
+      model: those of the model.
+      adapters: stacks of `adapters.stacks_for`; None without adapters.
+      drafter: those of a draft model or a multi-token-prediction layer; None without one.
+    """
+
+    model: Weights
+    adapters: Any = None
+    drafter: Any = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,6 +133,10 @@ class Program:
     @property
     def draft_tokens(self) -> int:
         return 0 if self.draft is None else tokens_of(self.draft, self.network.on_gpu)
+
+    def part_of(self, weights: Weights) -> Weights:
+        """Returns the part of an engine's weights that the program takes."""
+        return AllWeights(weights.model) if isinstance(weights, AllWeights) else weights
 
     def _decoder(self, weights: Weights) -> Decoder:
         return self.network.merge(self._main_weights(weights))

@@ -135,8 +135,8 @@ def kl_divergence(
     """Compares the predictions of `model`, such as a quantized one, with those of `base`.
 
     Both read llama.cpp's windows of the text, and the second half of each is compared, as by its
-    `perplexity --kl-divergence`. That stores the base model's log-probabilities in 16 bits; here
-    they are float32.
+    `perplexity --kl-divergence`. That stores the base model's log-probabilities in 16 bits, down to
+    16 below the largest; here they are float32, which changes the perplexity of an unlikely text.
 
     Args:
       context: tokens per window, BOS included; None means the model's context length, at most 512.

@@ -16,7 +16,9 @@ import pytest
 
 from jax_q4k import models
 from jax_q4k.cache.program_cache import ProgramCache
+from jax_q4k.models.engine.executor import Executor
 from jax_q4k.models.runner.adapters import Pair
+from jax_q4k.models.runner.engine_steps import DecodeRows
 
 from ..adapters import random_pairs, write_gguf, write_peft
 from ..golden_files import model as golden
@@ -101,6 +103,16 @@ def test_tokens_are_those_of_models_with_the_adapters(name: str) -> None:
             for p, s, k in zip(prompts, samplings, keys, strict=True)
         ]
         assert not differing(got, want), "one by one"
+        asked = models.Sampling(max_new_tokens=0, prompt_logprobs=0)
+        for key in ("a", None):
+            scores, values = (
+                [entry and entry.logprob for entry in output.prompt_logprobs or ()]
+                for output in (
+                    engine.generate(prompts[0], asked, adapter=key),
+                    *alone(adapted(name, key), prompts[:1], [asked]),
+                )
+            )
+            assert scores[1:] == pytest.approx(values[1:], abs=1e-3)
         engine.check()
         assert engine.stats().reused_tokens > 0
 
@@ -279,6 +291,25 @@ def test_adapters_that_do_not_fit(small: models.Engine, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="adapter='b' is not loaded; loaded: a"):
         small.unload_adapter("b")
     assert is_idle(small)
+
+
+def test_steps_without_adapters_run_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, places = model("llama-gqa"), list[int]()
+    run = Executor.run
+
+    def noted(self: Executor, program: Any, *arrays: Any) -> Any:
+        if isinstance(program, DecodeRows):
+            places.append(program.adapters)
+        return run(self, program, *arrays)
+
+    monkeypatch.setattr(Executor, "run", noted)
+    with exactly(given, few_programs=True, max_adapters=2) as engine:
+        engine.load_adapter("a", adapter("llama-gqa", "a"))
+        for names, wanted in (([None, None], {0}), (["a", None], {0, 2}), (["a", "a"], {2})):
+            places.clear()
+            options: dict[str, Any] = {"max_new_tokens": 6, "ignore_end": True}
+            engine.generate([[5, 6, 7], [8, 9]], adapter=names, **options)
+            assert 0 < len({*places}) and {*places} <= wanted and (2 in places) == ("a" in names)
 
 
 def test_engines_without_adapters() -> None:

@@ -174,7 +174,13 @@ def test_with_drafts(draft: str) -> None:
     with jq.implementation(activations="f32"):
         kind = loaded if draft == "model" else draft
         output = models.generate(loaded, ids, draft=kind, max_new_tokens=5, prompt_logprobs=1)
+        want = models.embed(loaded, ids)
     check_entries(ids, output.prompt_logprobs, log_p_of(loaded, ids), 1)
+    with exactly(loaded, few_programs=True, draft=kind) as engine:
+        found = engine.generate(ids, max_new_tokens=5, prompt_logprobs=1)
+        check_entries(ids, found.prompt_logprobs, log_p_of(loaded, ids), 1)
+        np.testing.assert_allclose(engine.embed(ids), want, atol=1e-5 * np.abs(want).max())
+    assert found.tokens == output.tokens
 
 
 @pytest.mark.slow("compiles six programs a model", quick=["gemma2"])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.helpers import nmse
-from support.paths import GOLDEN
+from support.paths import GOLDEN, TESTS
 
 import jax_q4k as jq
 from jax_q4k import models
@@ -116,6 +116,36 @@ def test_statistics() -> None:
     assert found.correlation == pytest.approx(np.corrcoef(nats, base_nats)[0, 1])
     share = found.agrees.mean()
     assert found.same_top == pytest.approx((share, math.sqrt(share * (1 - share) / (count - 1))))
+
+
+#: What llama.cpp's `llama-perplexity --kl-divergence` (of llama-cpp-python 0.3.36) prints for
+#: examples/lora_text.txt with `-c 128 -b 128 -ctk f32 -ctv f32 -fa off`: the demo model in Q3_K_M
+#: beside the demo model. Both files were converted to F32, since it rounds activations otherwise.
+#: It rounds the base model's log-probabilities to 16 bits.
+OF_LLAMA_CPP = {
+    "perplexity": (402.750262, 45.752660),
+    "mean": (0.070760, 0.002163),
+    "delta_p": (-0.00222, 0.00106),
+    "rms_delta_p": (0.03360, 0.00321),
+    "same_top": (0.78770, 0.01289),
+}
+PERCENTILES = {100: 0.678977, 99.9: 0.656194, 99: 0.329020, 95: 0.194952, 90: 0.138325}
+PERCENTILES |= {50: 0.053811, 10: 0.015324, 5: 0.007812, 1: 0.002214, 0: 0.000083}
+
+
+@pytest.mark.filterwarnings("ignore:.*already quantized")
+@pytest.mark.slow("quantizes a model, and predicts a text of several windows")
+@pytest.mark.usefixtures("exact")
+def test_llama_cpps_figures() -> None:
+    demo = models.load("demo")
+    small = models.quantize(demo, "Q3_K_M")
+    text = (TESTS.parent / "examples" / "lora_text.txt").read_text()
+    found = models.kl_divergence(small, demo, text, context=128)
+    for name, want in OF_LLAMA_CPP.items():
+        assert getattr(found, name) == pytest.approx(want, rel=1e-3, abs=6e-6), name
+    for percent, figure in PERCENTILES.items():
+        assert found.percentile(percent) == pytest.approx(figure, rel=2e-3, abs=1e-5), percent
+    assert found.correlation == pytest.approx(0.9922, abs=2e-4)
 
 
 def test_refused(model: models.Model, base: models.Model) -> None:
