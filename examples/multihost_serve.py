@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 
 import jax
+from jax.experimental import multihost_utils
 
 from jax_q4k import models
 
@@ -33,6 +34,8 @@ def main() -> None:
     # It would catch SIGTERM, which is handled below.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(*args, heartbeat_timeout_seconds=options.heartbeat_timeout)
+    # Connecting must not take long, unlike loading, for which a process may wait longer.
+    multihost_utils.sync_global_devices("start")
     if jax.process_index():  # cluster managers signal all processes: these end with process 0
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)

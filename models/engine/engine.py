@@ -36,7 +36,15 @@ from .arguments import (
 from .loop import EngineLoop
 from .outputs import Output
 from .pools import Pools
-from .processes import HEARTBEAT, Codec, Leader, check_agreement, check_processes, follow
+from .processes import (
+    HEARTBEAT,
+    Codec,
+    Leader,
+    check_agreement,
+    check_processes,
+    described,
+    follow,
+)
 from .prompt_results import PROMPT_ALONE, PooledVector, TokenVectors, vectors_of
 from .request import ContextShift, Hooks, Request
 from .scheduler import Scheduler
@@ -150,7 +158,8 @@ class Engine:
             not reused as prefixes.
           draft: speculative decoding, as in `generate`; None means off. Steps with so many rows
             that drafts would cost more than they save, which the warm-up measures, and steps with
-            constrained rows run without drafts.
+            constrained rows run without drafts. Over several processes the model's own
+            multi-token-prediction layer cannot be used.
           cache_dtype: dtype of the pages, as in `generate`.
           warm_up: compiles all programs now. False compiles each when it is first needed.
           constraints: also compiles now what requests with a `Sampling.constraint` need.
@@ -175,6 +184,8 @@ class Engine:
         rows = _checked(max_rows, "max_rows", 1024) or 1
         pages = _checked(pages, "pages", 2**31 // PAGE_SIZE - 1)
         kind = draft_of(draft, model)
+        if not process_timeout > 0:
+            raise ValueError(f"process_timeout={process_timeout} must be above 0")
         rounds = is_recurrent(model.config) or model.config.experts is not None
         if deterministic and kind is not None and rounds:
             problem = "recurrent layers and experts round several tokens in another way than one"
@@ -189,8 +200,8 @@ class Engine:
         self.leads = not self._several or jax.process_index() == 0
         if self._several:
             check_processes(model)
-            options = rows, pages, context, dtype, kind, deterministic, warm_up, constraints
-            check_agreement(repr((model.network.fingerprint(), options, selection)))
+            options = rows, pages, context, dtype, deterministic, warm_up, constraints, selection
+            check_agreement(repr((model.network.fingerprint(), described(kind), options)))
         self._limits = engine_limits(model, rows, kind, deterministic=deterministic)
         self._sizes = engine_sizes(model, self._limits, pages, context, dtype, kind)
         counts = dict(zip(self._sizes.kinds, self._sizes.pages, strict=True))
@@ -230,8 +241,8 @@ class Engine:
         self._thread = threading.Thread(target=run, daemon=True, name="jax-q4k-engine")
         self._thread.start()
         if leader is not None:
-            watch = functools.partial(self._watch, leader, process_timeout)
-            threading.Thread(target=watch, daemon=True, name="jax-q4k-watch").start()
+            watched = weakref.ref(self), self._thread, self._loop, leader, process_timeout
+            threading.Thread(target=_watch, args=watched, daemon=True).start()
         _OPEN.add(self)
 
     def submit(
@@ -504,20 +515,14 @@ class Engine:
         finally:
             self._closing = True
 
-    def _watch(self, leader: Leader, seconds: float) -> None:
-        """Fails if the engine's thread waits for other processes for too long."""
-        while self._thread.is_alive():
-            self._thread.join(0.5)
-            began = leader.waiting_since or self._loop.waiting_since
-            if began is not None and time.monotonic() >= began + seconds:
-                problem = f"another process has not done its part of a step for {seconds:g} s"
-                self._error = TimeoutError(f"{problem}; it may have ended")
-                self._is_stuck = True
-                error = EngineClosedError(_failed(self._error))
-                error.__cause__ = self._error
-                with self._wake:
-                    self._loop.abandon(error)
-                return
+    def _abandon(self, problem: str) -> None:
+        """Ends the engine although its thread does not end."""
+        self._error = TimeoutError(problem)
+        self._is_stuck = True
+        error = EngineClosedError(_failed(self._error))
+        error.__cause__ = self._error
+        with self._wake:
+            self._loop.abandon(error)
 
     def _add(self, requests: list[Request]) -> None:
         with self._wake:
@@ -588,6 +593,24 @@ def _run(
     if leader is not None and not isinstance(failure, jax.errors.JaxRuntimeError):
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             leader.send_end("" if failure is None else repr(failure))
+
+
+def _watch(
+    engine: weakref.ref[Engine],
+    thread: threading.Thread,
+    loop: EngineLoop,
+    leader: Leader,
+    seconds: float,
+) -> None:
+    """Ends the engine if its thread waits for other processes for too long."""
+    while thread.is_alive():
+        thread.join(0.5)
+        began = leader.waiting_since or loop.waiting_since
+        if began is not None and time.monotonic() >= began + seconds:
+            if (found := engine()) is not None:
+                problem = f"another process has not done its part of a step for {seconds:g} s"
+                found._abandon(f"{problem}; it may have ended")
+            return
 
 
 def _failed(error: BaseException) -> str:

@@ -30,6 +30,7 @@ from ..runner.engine_steps import (
 from ..runner.model import Model
 from ..runner.programs import Program
 from ..runner.prompt_programs import PoolTokens, ReadTokens, ScoreTokens
+from ..runner.speculative.drafts import Draft, DraftModel, NextTokens
 from ..sampling.stages import SamplingStages
 from ..support.buckets import bucket
 from .executor import Array, Executor
@@ -227,6 +228,21 @@ def check_processes(model: Model) -> None:
             f"the model's mesh has no device of process {min(missing)}; an engine needs devices of "
             f"all {jax.process_count()} processes"
         )
+
+
+def described(draft: Draft | None) -> str:
+    """Returns a text that determines a kind of drafts.
+
+    Raises ValueError for one that cannot be used over several processes.
+    """
+    if isinstance(draft, NextTokens):
+        raise ValueError("draft: a multi-token-prediction layer cannot run over several processes")
+    if isinstance(draft, DraftModel):
+        model: Any = draft.model
+        if model.placement is None or not model.placement.spans_processes:
+            raise ValueError("draft: the draft model must be on the mesh of the model")
+        return f"{model.network.fingerprint()} {draft.tokens}"
+    return repr(draft)
 
 
 def check_agreement(about: str) -> None:

@@ -57,6 +57,8 @@ def engine() -> Iterator[models.Engine]:
         ({"max_context": 2049}, ValueError, "max_context=2049 must be 1 to 2048"),
         ({"max_context": math.inf}, TypeError, "max_context=inf must be an integer"),
         ({"cache_dtype": jnp.int32}, TypeError, "cache_dtype"),
+        ({"process_timeout": 0}, ValueError, "process_timeout=0 must be above 0"),
+        ({"process_timeout": math.nan}, ValueError, "process_timeout=nan must be above 0"),
         ({"rows": 2}, TypeError, "rows"),
     ],
 )

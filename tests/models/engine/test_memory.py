@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import types
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.engine import memory
+from jax_q4k.models.engine import memory, sizing
 from jax_q4k.models.engine.stepper import Stepper
 from jax_q4k.models.sampling import Sampling
 
-from ..golden_files import model
+from ..golden_files import model, path
 
 GIB = 2**30
 
@@ -90,6 +92,23 @@ def test_free_memory(monkeypatch, tmp_path):
     assert memory.free_bytes(loaded) == 2000
     (tmp_path / "memory.max").write_text("max\n")
     assert memory.free_bytes(loaded) > 2000
+
+
+def test_pages_of_several_devices(monkeypatch):
+    """Counts the shards that one memory holds: a GPU's own, or all that share a CPU's."""
+    mesh = jax.make_mesh((2,), ("tp",), devices=jax.devices()[:2])
+    several = models.load(path("llama-gqa"), mesh=mesh)
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 10 << 20)
+
+    def pages(loaded, *, on_gpu):
+        loaded.network = dataclasses.replace(loaded.network, on_gpu=on_gpu)
+        limits = sizing.engine_limits(loaded, 16, deterministic=False)
+        return sizing.engine_sizes(loaded, limits, None, None, jnp.float32).pages[0]
+
+    one = models.load(path("llama-gqa"))
+    # More of a GPU's memory is used, and each stores half of the heads.
+    assert pages(several, on_gpu=True) == pytest.approx(2 * pages(one, on_gpu=True), rel=0.05)
+    assert pages(several, on_gpu=False) == pytest.approx(pages(one, on_gpu=False), rel=0.1)
 
 
 def test_a_wrong_row_is_found_before_any_work(monkeypatch):

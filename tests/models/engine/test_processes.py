@@ -119,6 +119,13 @@ with jq.implementation(activations="f32"), models.Engine(model, **options) as en
     except (ValueError, RuntimeError) as error:
         print("refused:", error)
 assert not engine.is_open and engine.failure is None
+with jq.implementation(activations="f32"):
+    drafting = models.Engine(model, draft="lookup", **options)
+with drafting as engine:
+    if leads:
+        biases = {7: 100.0}
+        output = engine.generate([1, 5, 9], max_new_tokens=48, ignore_end=True, logit_bias=biases)
+        print("drafted:", output.timings.accepted_tokens > 0, *output.tokens)
 engine = models.Engine(model, **options)
 if leads:
     Scheduler.plan = lambda *_: 1 / 0
@@ -156,14 +163,17 @@ def test_engines_of_two_processes() -> None:
     with jq.implementation(activations="f32"):
         options: dict[str, Any] = {"max_new_tokens": 8, "ignore_end": True}
         want = models.generate(model("llama-gqa"), [1, 5, 9], **options).tokens
+        options |= {"max_new_tokens": 48, "logit_bias": {7: 100.0}}
+        longer = models.generate(model("llama-gqa"), [1, 5, 9], **options).tokens
     other = "process 1 makes its engine of another model, or with other arguments, than process 0"
     lines = [[line for line in text.splitlines() if ": " in line] for text in printed]
     assert [process.returncode for process in started] == [0, 0], printed
-    assert lines[0][-5:] == [
+    assert lines[0][-6:] == [
         f"free: {2**36 + 5}",
         f"refused: {other}",
         f"tokens: {' '.join(map(str, want))}",
         "refused: processors cannot run in an engine over several processes",
+        f"drafted: True {' '.join(map(str, longer))}",
         "failed: the engine has failed: division by zero",
     ]
     assert lines[1][-4:] == [

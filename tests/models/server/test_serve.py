@@ -228,6 +228,18 @@ def test_adapters_with_and_without_names(
     assert found == parsed and type(found) is type(parsed)
 
 
+@pytest.mark.slow("starts a server, which compiles its programs for a mesh")
+def test_several_devices() -> None:
+    with program(*SMALL, "--devices", "2") as served:
+        url = served.url()
+        body = {"prompt": "The sea", "max_tokens": 12, "temperature": 0, "n": 2}
+        found = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]
+        metrics = httpx.get(f"{url}/metrics").text
+    want = models.generate(models.load("demo"), "The sea", max_new_tokens=12).text
+    assert [choice["text"] for choice in found] == [want] * 2
+    assert "jax_q4k:compilations_after_warmup_total 0.0" in metrics
+
+
 @pytest.mark.slow("starts a server, which compiles its programs")
 def test_named_adapters(tmp_path: Path) -> None:
     demo = models.load("demo")
