@@ -15,7 +15,7 @@ namespace jax_q4k {
 constexpr int kSpan = 256;  // columns of a row that are processed at a time
 constexpr int kLanes = 16;  // rows of activations per block, one per lane, if there are many
 constexpr int kTile = 64;   // rows of weights that are then unpacked at a time
-constexpr int kPartSpans = 8;  // maximum spans of a row whose sums are kept apart by group; they are then added up
+constexpr int kPartSpans = 16;  // maximum spans of a row whose sums are kept apart by group; they are then added up
 constexpr int kUnpackedBytes = 2 * kTile * kPartSpans * kSpan;  // memory for a part of a tile; 1.5 times the weights are enough
 constexpr int kGemvRows = 8;     // maximum rows of activations for which weights are unpacked in registers
 constexpr int kFloatGemvRows = 4;  // the same for float activations
@@ -62,7 +62,7 @@ struct Matrix {
 
 // 256 activations of a row as int8 in groups of 32 (`jax_q4k.quantize_q8_1`), in four steps. Step i has columns
 // [8 i, 8 i + 8) of every group, so that two lanes, which sum products of four bytes, belong to a group, and for two
-// steps to half a group. The sums are -scale * sum of values. `products.h` defines the order of scales and sums.
+// steps to half a group. The sums are -scale * sum of values. `sums.h` defines the order of scales and sums.
 struct alignas(64) RowSpan {
   int8_t values[4][64];
   float scale_sum32[16];         // per group of 32

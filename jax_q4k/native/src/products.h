@@ -51,32 +51,37 @@ JAX_Q4K_INLINE Ints dot_steps(const Bytes (&steps)[4], const RowSpan& x, Ints ac
   }
 }
 
-// Multiplies spans [first, last) of a matrix row by M rows of activations; the last row is repeated if there are fewer.
-// `part` is the number of spans after which sums are added up, to y[j * stride]. If the last span ends no part, the sums
-// are kept in `sums` for the next call.
+// Spans of a matrix row that are multiplied before those of the next rows, and the end of the first part among them.
+struct Pass {
+  int64_t first, last, end_of_part;
+  bool begins, ends;  // whether the first span begins a part, and whether the last one ends a part
+};
+
+// Multiplies spans of a matrix row by M rows of activations; the last row is repeated if there are fewer. Adds parts, of
+// `part` spans, to y[j * stride]. Sums of a part that is not complete are kept in `sums` for the next pass.
 template <class Format, int M>
-void gemv_row(const Matrix& w, int64_t row, int64_t first, int64_t last, int64_t part, const RowSpan* x, int m,
-              SumsOf<Format>* sums, float* y, int64_t stride) {
+void gemv_row(const Matrix& w, int64_t row, const Pass& pass, int64_t part, const RowSpan* x, int m, void* sums, float* y,
+              int64_t stride) {
   static_assert(!(Format::kCut && Format::kMins));  // only scales are masked in a cut span
   constexpr int kAhead = kAheadBytes / (Format::kBytes[0] + Format::kBytes[1] + Format::kBytes[2] + Format::kBytes[3]);
   const int64_t spans = (w.k + kSpan - 1) / kSpan, whole = w.k / kSpan;
   const uint8_t* planes[Format::kPlanes];
   const RowSpan* values[M];
-  SumsOf<Format> total[M];
-  for (int i = 0; i < Format::kPlanes; ++i) planes[i] = plane<Format>(w, i, row, first);
+  using Sums = SumsOf<Format, M>;
+  static_assert(sizeof(Sums) <= kSumsBytes * M);
+  Sums total;
+  for (int i = 0; i < Format::kPlanes; ++i) planes[i] = plane<Format>(w, i, row, pass.first);
 #pragma GCC unroll 8
-  for (int j = 0; j < M; ++j) {
-    values[j] = x + (j < m ? j : m - 1) * spans;
-    if (first % part)
-      total[j] = sums[j];
-    else
-      total[j].clear();
-  }
+  for (int j = 0; j < M; ++j) values[j] = x + (j < m ? j : m - 1) * spans;
+  if (pass.begins)
+    total.clear();
+  else
+    total = *static_cast<const Sums*>(sums);
 
   CutSpan<Format> cut;
-  int64_t origin = first;  // span at `planes`
-  for (int64_t start = first, end; start < last; start = end) {
-    end = std::min(last, start - start % part + part);
+  int64_t origin = pass.first, end_of_part = pass.end_of_part;  // span at `planes`
+  for (int64_t start = pass.first, end; start < pass.last; start = end) {
+    end = std::min(pass.last, end_of_part);
     if (start < whole) {
       end = std::min(end, whole);
     } else {  // the span that is cut
@@ -96,30 +101,26 @@ void gemv_row(const Matrix& w, int64_t row, int64_t first, int64_t last, int64_t
       }
       Floats scale = Format::scales(at);
       if (Format::kCut && s == whole) scale = scales_up_to(w.k % kSpan, scale);
-      const auto scales = SumsOf<Format>::scales_of(at, scale);
+      const auto scales = Sums::scales_of(at, scale);
       Bytes steps[4];
       read_steps<Format>(at, steps);
-#pragma GCC unroll 8
-      for (int j = 0; j < M; ++j) {
+      auto dot_some = [&](int j, auto some) __attribute__((always_inline)) {
         const RowSpan& span = values[j][s];
-        if constexpr (Format::kGroup == 32)
-          total[j].add(scales, dot_steps<Format>(steps, span, start_of<Format::kSigned>(span.zero_point), std::integer_sequence<int, 0, 1, 2, 3>()), span);
-        else
-          total[j].add(scales, dot_steps<Format>(steps, span, Ints::all(0), std::integer_sequence<int, 0, 1>()),
-                       dot_steps<Format>(steps, span, Ints::all(0), std::integer_sequence<int, 2, 3>()), span);
-      }
+        const Ints start = Format::kGroup == 32 ? start_of<Format::kSigned>(span.zero_point) : Ints::all(0);
+        return dot_steps<Format>(steps, span, start, some);
+      };
+      total.add(scales, values, s, dot_some);
     }
-    if (end % part && end < spans) continue;
+    if (end < end_of_part && end < spans) continue;
+    float added[M];
+    total.add_up(added);
+    total.clear();
 #pragma GCC unroll 8
-    for (int j = 0; j < M; ++j) {
-      const float added = total[j].added();
-      total[j].clear();
-      if (j < m) y[j * stride] = end <= part ? added : y[j * stride] + added;
-    }
+    for (int j = 0; j < M; ++j)
+      if (j < m) y[j * stride] = end <= part ? added[j] : y[j * stride] + added[j];
+    end_of_part += part;
   }
-#pragma GCC unroll 8
-  for (int j = 0; j < M; ++j)
-    if (last % part) sums[j] = total[j];
+  if (!pass.ends) *static_cast<Sums*>(sums) = total;
 }
 
 template <class Format>
@@ -134,33 +135,38 @@ void gemv(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m
       auto* row = taken == 1 ? gemv_row<Format, 1> : taken == 2 ? gemv_row<Format, std::min(M, 2)>
                   : taken <= 4 ? gemv_row<Format, std::min(M, 4)> : gemv_row<Format, M>;
       const int64_t most = kNearBytes / (sizeof(RowSpan) * taken), passes = (spans + most - 1) / most, step = (spans + passes - 1) / passes;
-      SumsOf<Format> sums[kRows][M];
-      for (int64_t s = 0; s < spans; s += step)
+      alignas(64) uint8_t sums[kRows][kSumsBytes * M];
+      for (int64_t s = 0; s < spans; s += step) {
+        const int64_t last = std::min(s + step, spans);
+        const Pass pass{s, last, s / part * part + part, s % part == 0, last % part == 0 || last == spans};
         for (int64_t i = 0; i < rows; ++i)
-          row(w, first + r + i, s, std::min(s + step, spans), part, x + j * spans, taken, sums[i], y + j * stride + r + i, stride);
+          row(w, first + r + i, pass, part, x + j * spans, taken, sums[i], y + j * stride + r + i, stride);
+      }
     }
   }
 }
 
-// A group of columns of the spans of a part of a tile, unpacked. The row is the last axis of scales and mins, so that
-// those of some rows are adjacent.
+// A group of columns of the spans of a part of a tile, unpacked: quants (row, span, column), scales and mins (span, row).
 template <int kColumns>
 struct alignas(64) UnpackedGroup {
-  uint8_t quants[kTile][kPartSpans][kColumns];
+  uint8_t quants[kTile * kPartSpans * kColumns];
   float scale[kPartSpans][kTile], min[kPartSpans][kTile];
   uint8_t unused[64];  // so that a place of all groups is not the same set of a cache
 };
 static_assert(sizeof(UnpackedGroup<32>) * 8 <= kUnpackedBytes && sizeof(UnpackedGroup<16>) * 16 <= kUnpackedBytes);
 
 template <class Format>
-void unpack(const uint8_t* const* planes, int64_t r, int64_t s, UnpackedGroup<Format::kGroup>* to) {
+void unpack(const uint8_t* const* planes, int64_t r, int64_t s, int64_t spans, UnpackedGroup<Format::kGroup>* to) {
   constexpr int kGroups = kSpan / Format::kGroup;
   const Bytes pieces[4] = {Format::template quants<0>(planes), Format::template quants<1>(planes),
                            Format::template quants<2>(planes), Format::template quants<3>(planes)};
+  auto at = [&](int group) { return to[group].quants + (r * spans + s) * Format::kGroup; };
+  if (Format::kGroup == 32) {
+    store_pairs(pieces[0], pieces[1], at(0), at(2), at(4), at(6));
+    store_pairs(pieces[2], pieces[3], at(1), at(3), at(5), at(7));
+  } else {
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    auto at = [&](int column) { return to[column / Format::kGroup].quants[r][s] + column % Format::kGroup; };
-    store_quarters(pieces[i], at(16 * i), at(16 * i + 64), at(16 * i + 128), at(16 * i + 192));
+    for (int i = 0; i < 4; ++i) store_quarters(pieces[i], at(i), at(i + 4), at(i + 8), at(i + 12));
   }
   const Floats found = Format::scales(planes);
   float scales[16], mins[16];
@@ -173,14 +179,16 @@ void unpack(const uint8_t* const* planes, int64_t r, int64_t s, UnpackedGroup<Fo
       to[g].scale[s][r] = scales[g], to[g].min[s][r] = mins[g];
 }
 
-// acc += `count` spans of group g of rows [row, row + R) of a tile times B blocks of activations, which are `spans` apart.
+// acc = `count` spans of group g of rows [row, row + R) of a tile times B blocks of activations, which are `spans` apart.
 template <int kGroup, bool kSigned, int kRun, int R, int B>
 JAX_Q4K_INLINE void add_products(const UnpackedGroup<kGroup>& w, int g, int64_t row, const BlockSpan* x, int64_t spans,
                                  int64_t count, Floats (&acc)[R][B]) {
-  for (int64_t s = 0; s < count; ++s, ++x) {
+  for (int r = 0; r < R; ++r)
+    for (int b = 0; b < B; ++b) acc[r][b] = Floats::all(0);
+  for (int64_t s = 0; s < count; ++s) {
     Ints products[R][B];
     for (int r = 0; r < R; ++r)
-      for (int b = 0; b < B; ++b) products[r][b] = start_of<kSigned>(x[b * spans].zero_point[g]);
+      for (int b = 0; b < B; ++b) products[r][b] = start_of<kSigned>(x[b * spans + s].zero_point[g]);
 #pragma GCC unroll 8
     for (int start = 0; start < kGroup / 4; start += kRun) {
       Narrow sums[R][B];
@@ -190,10 +198,10 @@ JAX_Q4K_INLINE void add_products(const UnpackedGroup<kGroup>& w, int g, int64_t 
       for (int i = start; i < start + kRun; ++i)
         for (int r = 0; r < R; ++r) {
           uint32_t four;
-          std::memcpy(&four, w.quants[row + r][s] + i * 4, 4);
+          std::memcpy(&four, w.quants + ((row + r) * count + s) * kGroup + i * 4, 4);
           const Bytes quants = Words::all(four).template as<uint8_t>();
           for (int b = 0; b < B; ++b) {
-            const SignedBytes values = SignedBytes::load(x[b * spans].values[g * (kGroup / 4) + i]);
+            const SignedBytes values = SignedBytes::load(x[b * spans + s].values[g * (kGroup / 4) + i]);
             if constexpr (kRun > 1)
               sums[r][b] = dot(quants, values, sums[r][b]);
             else
@@ -204,7 +212,7 @@ JAX_Q4K_INLINE void add_products(const UnpackedGroup<kGroup>& w, int g, int64_t 
         for (int b = 0; b < B; ++b) products[r][b] = widened(sums[r][b], products[r][b]);
     }
     for (int b = 0; b < B; ++b) {
-      const BlockSpan& span = x[b * spans];
+      const BlockSpan& span = x[b * spans + s];
       const Floats scale = Floats::load(span.scale32[g * kGroup / 32]);
       for (int r = 0; r < R; ++r) {
         if (kGroup == 16) acc[r][b] = fma(Floats::all(w.min[s][row + r]), Floats::load(span.sum16[g]), acc[r][b]);
@@ -218,11 +226,19 @@ JAX_Q4K_INLINE void add_products(const UnpackedGroup<kGroup>& w, int g, int64_t 
 template <int R, int B>
 JAX_Q4K_INLINE void add_mins(const UnpackedGroup<32>& w, int g, int64_t row, const BlockSpan* x, int64_t spans, int64_t count,
                              Floats (&acc)[R][B]) {
+  for (int r = 0; r < R; ++r)
+    for (int b = 0; b < B; ++b) acc[r][b] = Floats::all(0);
   for (int64_t s = 0; s < count; ++s)
     for (int b = 0; b < B; ++b) {
       const Floats sums = Floats::load(x[b * spans + s].sum32[g]);
       for (int r = 0; r < R; ++r) acc[r][b] = fma(Floats::all(w.min[s][row + r]), sums, acc[r][b]);
     }
+}
+
+template <int R, int B>
+JAX_Q4K_INLINE void add_to(const Floats (&from)[R][B], Floats (&to)[R][B]) {
+  for (int r = 0; r < R; ++r)
+    for (int b = 0; b < B; ++b) to[r][b] = to[r][b] + from[r][b];
 }
 
 // total[r][j] = [total[r][j] +] the product of a part, of `count` spans, of row r of a tile and lane j of the blocks.
@@ -233,32 +249,33 @@ void add_part(const UnpackedGroup<kGroup>* w, int64_t rows, const BlockSpan* x, 
   constexpr bool kFlips = kWidth == 32 && kSigned && !kZeroPoint;  // `dot_signed` needs magnitudes: of only R words
   constexpr int R = kFlips ? 1 : kRun > 1 ? 4 : kWidth / 16, B = kWidth == 64 ? 2 : kFlips ? 4 : 1;
   static_assert(kTile % (R * B) == 0);
-  constexpr int kGroups = kSpan / kGroup, kSums = kGroup == 32 && !kSigned ? 2 * kGroups : kGroups;
+  constexpr bool kMins = kGroup == 32 && !kSigned;
+  constexpr int kGroups = kSpan / kGroup, kTurns = kGroups / 2;
   const int64_t pitch = blocks * kLanes;
-  alignas(64) float pending[4][kTile][B * kLanes];  // 1, 2, 4 and 8 sums that are added up
+  alignas(64) float pending[3][kTile][B * kLanes];  // sums of 1, 2 and 4 turns
   for (int64_t b = 0, taken; b < blocks; b += taken) {
     taken = b + B <= blocks ? B : 1;
-    for (int i = 0; i < kSums; ++i) {
-      const bool is_min = i >= kGroups;
-      const int lane = added_as(i % kGroups, kGroups), g = kGroup == 32 ? lane32(lane) : lane16(lane);
+    const BlockSpan* block = x + b * spans;
+    for (int turn = 0; turn < kTurns; ++turn) {  // adds the two groups that `add_up` adds first
+      auto group_in = [](int lane) { return kGroup == 16 ? lane16(lane) : lane32(lane); };
+      const int lane = added_as(turn, kTurns), g = group_in(lane), h = group_in(lane + kTurns);
       auto add = [&](auto tile_rows, auto tile_blocks) __attribute__((always_inline)) {
         constexpr int kR = decltype(tile_rows)::value, kB = decltype(tile_blocks)::value;
         for (int64_t row = 0; row < rows; row += kR) {
-          Floats acc[kR][kB];
-          for (int r = 0; r < kR; ++r)
-            for (int c = 0; c < kB; ++c) acc[r][c] = Floats::all(0);
-          if (!is_min)
-            add_products<kGroup, kSigned, kRun>(w[g], g, row, x + b * spans, spans, count, acc);
-          else if constexpr (kGroup == 32)
-            add_mins(w[g], g, row, x + b * spans, spans, count, acc);
+          Floats acc[kR][kB], more[kR][kB], mins[kR][kB];
+          add_products<kGroup, kSigned, kRun>(w[g], g, row, block, spans, count, acc);
+          if constexpr (kMins) add_mins(w[g], g, row, block, spans, count, mins), add_to(mins, acc);
+          add_products<kGroup, kSigned, kRun>(w[h], h, row, block, spans, count, more);
+          if constexpr (kMins) add_mins(w[h], h, row, block, spans, count, mins), add_to(mins, more);
+          add_to(more, acc);
           int level = 0;
-          for (; i >> level & 1; ++level)
+          for (; turn >> level & 1; ++level)
             for (int r = 0; r < kR; ++r)
               for (int c = 0; c < kB; ++c) acc[r][c] = Floats::load(pending[level][row + r] + c * kLanes) + acc[r][c];
           for (int r = 0; r < kR; ++r)
             for (int c = 0; c < kB; ++c) {
-              float* to = i + 1 < kSums ? pending[level][row + r] + c * kLanes : total + (row + r) * pitch + (b + c) * kLanes;
-              if (i + 1 == kSums && !first) acc[r][c] = Floats::load(to) + acc[r][c];
+              float* to = turn + 1 < kTurns ? pending[level][row + r] + c * kLanes : total + (row + r) * pitch + (b + c) * kLanes;
+              if (turn + 1 == kTurns && !first) acc[r][c] = Floats::load(to) + acc[r][c];
               acc[r][c].store(to);
             }
         }
@@ -288,7 +305,7 @@ void gemm(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int
         if ((start + s + 1) * kSpan > w.k) cut.copy(w, row, planes);
         for (int i = 0; i < Format::kPlanes; ++i)  // of the next row: some spans of so many rows are no stream to a processor
           for (int b = 0; b < Format::kBytes[i] + 63; b += 64) __builtin_prefetch(planes[i] + w.k / 32 * Format::kBytes[i] / 8 + b);
-        unpack<Format>(planes, r, s, groups);
+        unpack<Format>(planes, r, s, of_part, groups);
       }
     }
     add_part<Format::kGroup, Format::kSigned, run_of<Format>()>(groups, rows, x + start, spans, of_part, blocks, start == 0, total);

@@ -89,10 +89,24 @@ using EightFloats = Vector<float, 32>;
 using EightInts = Vector<int32_t, 32>;
 using Halves = Vector<uint16_t, 32>;  // f16, with as many lanes as Floats
 
-// a * b + c, rounded once (the compiler contracts it where the hardware can).
+// a * b + c, rounded once if the hardware can. The compiler is not asked to contract, as it does that only sometimes.
 template <int N>
 JAX_Q4K_INLINE Vector<float, N> fma(const Vector<float, N>& a, const Vector<float, N>& b, const Vector<float, N>& c) {
-  return a * b + c;
+  Vector<float, N> d;
+  for (int i = 0; i < d.kParts; ++i) {
+    using Part = typename Vector<float, N>::Part;
+#if defined(__AVX2__)
+    if constexpr (sizeof(Part) == 32) d.part[i] = (Part)_mm256_fmadd_ps((__m256)a.part[i], (__m256)b.part[i], (__m256)c.part[i]);
+#if defined(JAX_Q4K_AVX512)
+    if constexpr (sizeof(Part) == 64) d.part[i] = (Part)_mm512_fmadd_ps((__m512)a.part[i], (__m512)b.part[i], (__m512)c.part[i]);
+#endif
+#elif defined(__aarch64__)
+    d.part[i] = (Part)vfmaq_f32((float32x4_t)c.part[i], (float32x4_t)a.part[i], (float32x4_t)b.part[i]);
+#else
+    d.part[i] = a.part[i] * b.part[i] + c.part[i];
+#endif
+  }
+  return d;
 }
 
 JAX_Q4K_INLINE Floats larger(const Floats& a, const Floats& b) {
@@ -185,11 +199,10 @@ JAX_Q4K_INLINE void transpose(Floats (&v)[16]) {
 
 template <int kApart>
 constexpr int lane_apart(int i) { return i ^ kApart; }
-// Folds lanes that are kApart lanes apart, half as far, and so on, down to kLast lanes.
-template <int kApart, int kLast = 1, class Part, class Operation>
+template <int kApart, class Part, class Operation>
 JAX_Q4K_INLINE Part folded(Part v, const Operation& operation) {
-  if constexpr (kApart < kLast) return v;
-  else return folded<kApart / 2, kLast>(operation(v, shuffled<lane_apart<kApart>>(v, v)), operation);
+  if constexpr (kApart == 0) return v;
+  else return folded<kApart / 2>(operation(v, shuffled<lane_apart<kApart>>(v, v)), operation);
 }
 // Reduces all lanes in pairs by an operation on vectors: lanes that are half a vector apart, then a quarter, and so on.
 template <int N, class Operation>
@@ -213,26 +226,13 @@ JAX_Q4K_INLINE Vector<float, N> to_float(const Vector<int32_t, N>& x) {
   return y;
 }
 
-#if defined(JAX_Q4K_AVX512)
 // Swaps every even lane with the next one.
-JAX_Q4K_INLINE Ints neighbours(const Ints& x) {
-  Ints y;
-  y.part[0] = (Ints::Part)_mm512_shuffle_epi32((__m512i)x.part[0], _MM_PERM_CDAB);
-  return y;
+template <class Element>
+JAX_Q4K_INLINE Vector<Element, 64> neighbours(const Vector<Element, 64>& v) {
+  Vector<Element, 64> w;
+  for (int i = 0; i < v.kParts; ++i) w.part[i] = shuffled<lane_apart<1>>(v.part[i], v.part[i]);
+  return w;
 }
-// a * b in even lanes, a in odd ones.
-JAX_Q4K_INLINE Floats times_in_even_lanes(const Floats& a, const Floats& b) {
-  Floats y;
-  y.part[0] = (Floats::Part)_mm512_mask_mul_ps((__m512)a.part[0], 0x5555, (__m512)a.part[0], (__m512)b.part[0]);
-  return y;
-}
-// x as floats in even lanes, b in odd ones.
-JAX_Q4K_INLINE Floats to_float_in_even_lanes(const Ints& x, const Floats& b) {
-  Floats y;
-  y.part[0] = (Floats::Part)_mm512_mask_cvtepi32_ps((__m512)b.part[0], 0x5555, (__m512i)x.part[0]);
-  return y;
-}
-#endif
 
 // Converts sixteen bytes to floats.
 template <class Byte>
@@ -459,6 +459,27 @@ JAX_Q4K_INLINE void store_quarters(const Bytes& v, uint8_t* a, uint8_t* b, uint8
 #endif
 #else
   std::memcpy(a, &v.part[0], 16), std::memcpy(b, &v.part[1], 16), std::memcpy(c, &v.part[2], 16), std::memcpy(d, &v.part[3], 16);
+#endif
+}
+
+// Stores 16 bytes of a, and then of b, at each address.
+JAX_Q4K_INLINE void store_pairs(const Bytes& a, const Bytes& b, uint8_t* first, uint8_t* second, uint8_t* third, uint8_t* fourth) {
+#if defined(__AVX2__)
+  auto store = [](uint8_t* to, __m256i x) __attribute__((always_inline)) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x); };
+#if defined(JAX_Q4K_AVX512)
+  const __m512i x = (__m512i)a.part[0], y = (__m512i)b.part[0];
+  const __m512i low = _mm512_permutex2var_epi64(x, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), y);
+  const __m512i high = _mm512_permutex2var_epi64(x, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), y);
+  store(first, _mm512_castsi512_si256(low)), store(second, _mm512_extracti64x4_epi64(low, 1));
+  store(third, _mm512_castsi512_si256(high)), store(fourth, _mm512_extracti64x4_epi64(high, 1));
+#else
+  const __m256i x[2] = {(__m256i)a.part[0], (__m256i)a.part[1]}, y[2] = {(__m256i)b.part[0], (__m256i)b.part[1]};
+  store(first, _mm256_permute2x128_si256(x[0], y[0], 0x20)), store(second, _mm256_permute2x128_si256(x[0], y[0], 0x31));
+  store(third, _mm256_permute2x128_si256(x[1], y[1], 0x20)), store(fourth, _mm256_permute2x128_si256(x[1], y[1], 0x31));
+#endif
+#else
+  store_quarters(a, first, second, third, fourth);
+  store_quarters(b, first + 16, second + 16, third + 16, fourth + 16);
 #endif
 }
 
