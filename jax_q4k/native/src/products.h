@@ -57,70 +57,71 @@ struct Pass {
   bool begins, ends;  // whether the first span begins a part, and whether the last one ends a part
 };
 
-// Multiplies spans of a matrix row by M rows of activations; the last row is repeated if there are fewer. Adds parts, of
-// `part` spans, to y[j * stride]. Sums of a part that is not complete are kept in `sums` for the next pass.
+// Multiplies spans of `count` rows of a matrix by M rows of activations; the last row is repeated if there are fewer. Adds
+// parts, of `part` spans, to y[j * stride + r]. Sums of parts that are not complete are kept in `sums` for the next pass.
 template <class Format, int M>
-void gemv_row(const Matrix& w, int64_t row, const Pass& pass, int64_t part, const RowSpan* x, int m, void* sums, float* y,
-              int64_t stride) {
+void gemv_rows(const Matrix& w, int64_t first, int64_t count, const Pass& pass, int64_t part, const RowSpan* x, int m, void* sums,
+               float* y, int64_t stride) {
   static_assert(!(Format::kCut && Format::kMins));  // only scales are masked in a cut span
   constexpr int kAhead = kAheadBytes / (Format::kBytes[0] + Format::kBytes[1] + Format::kBytes[2] + Format::kBytes[3]);
-  const int64_t spans = (w.k + kSpan - 1) / kSpan, whole = w.k / kSpan;
-  const uint8_t* planes[Format::kPlanes];
-  const RowSpan* values[M];
   using Sums = SumsOf<Format, M>;
   static_assert(sizeof(Sums) <= kSumsBytes * M);
-  Sums total;
-  for (int i = 0; i < Format::kPlanes; ++i) planes[i] = plane<Format>(w, i, row, pass.first);
+  const int64_t spans = (w.k + kSpan - 1) / kSpan, whole = w.k / kSpan;
+  const RowSpan* values[M];
 #pragma GCC unroll 8
   for (int j = 0; j < M; ++j) values[j] = x + (j < m ? j : m - 1) * spans;
-  if (pass.begins)
-    total.clear();
-  else
-    total = *static_cast<const Sums*>(sums);
-
-  CutSpan<Format> cut;
-  int64_t origin = pass.first, end_of_part = pass.end_of_part;  // span at `planes`
-  for (int64_t start = pass.first, end; start < pass.last; start = end) {
-    end = std::min(pass.last, end_of_part);
-    if (start < whole) {
-      end = std::min(end, whole);
-    } else {  // the span that is cut
-      origin = whole;
-      if (!followed(w, row))
-        cut.copy(w, row, planes);
-      else
-        for (int i = 0; i < Format::kPlanes; ++i) planes[i] = plane<Format>(w, i, row, whole);
-    }
-    for (int64_t s = start; s < end; ++s) {
-      const uint8_t* at[Format::kPlanes];
-#pragma GCC unroll 4
-      for (int i = 0; i < Format::kPlanes; ++i) {
-        at[i] = planes[i] + (s - origin) * Format::kBytes[i];
-#pragma GCC unroll 4
-        for (int b = 0; b < Format::kBytes[i]; b += 64) __builtin_prefetch(at[i] + kAhead * Format::kBytes[i] + b);
+  for (int64_t r = 0; r < count; ++r) {
+    Sums total, *kept = static_cast<Sums*>(sums) + r;
+    if (pass.begins)
+      total.clear();
+    else
+      total = *kept;
+    const uint8_t* planes[Format::kPlanes];
+    for (int i = 0; i < Format::kPlanes; ++i) planes[i] = plane<Format>(w, i, first + r, pass.first);
+    CutSpan<Format> cut;
+    int64_t origin = pass.first, end_of_part = pass.end_of_part;  // span at `planes`
+    for (int64_t start = pass.first, end; start < pass.last; start = end) {
+      end = std::min(pass.last, end_of_part);
+      if (start < whole) {
+        end = std::min(end, whole);
+      } else {  // the span that is cut
+        origin = whole;
+        if (!followed(w, first + r))
+          cut.copy(w, first + r, planes);
+        else
+          for (int i = 0; i < Format::kPlanes; ++i) planes[i] = plane<Format>(w, i, first + r, whole);
       }
-      Floats scale = Format::scales(at);
-      if (Format::kCut && s == whole) scale = scales_up_to(w.k % kSpan, scale);
-      const auto scales = Sums::scales_of(at, scale);
-      Bytes steps[4];
-      read_steps<Format>(at, steps);
-      auto dot_some = [&](int j, auto some) __attribute__((always_inline)) {
-        const RowSpan& span = values[j][s];
-        const Ints start = Format::kGroup == 32 ? start_of<Format::kSigned>(span.zero_point) : Ints::all(0);
-        return dot_steps<Format>(steps, span, start, some);
-      };
-      total.add(scales, values, s, dot_some);
-    }
-    if (end < end_of_part && end < spans) continue;
-    float added[M];
-    total.add_up(added);
-    total.clear();
+      for (int64_t s = start; s < end; ++s) {
+        const uint8_t* at[Format::kPlanes];
+#pragma GCC unroll 4
+        for (int i = 0; i < Format::kPlanes; ++i) {
+          at[i] = planes[i] + (s - origin) * Format::kBytes[i];
+#pragma GCC unroll 4
+          for (int b = 0; b < Format::kBytes[i]; b += 64) __builtin_prefetch(at[i] + kAhead * Format::kBytes[i] + b);
+        }
+        Floats scale = Format::scales(at);
+        if (Format::kCut && s == whole) scale = scales_up_to(w.k % kSpan, scale);
+        const auto scales = Sums::scales_of(at, scale);
+        Bytes steps[4];
+        read_steps<Format>(at, steps);
+        auto dot_some = [&](int j, auto some) __attribute__((always_inline)) {
+          const RowSpan& span = values[j][s];
+          const Ints start = Format::kGroup == 32 ? start_of<Format::kSigned>(span.zero_point) : Ints::all(0);
+          return dot_steps<Format>(steps, span, start, some);
+        };
+        total.add(scales, values, s, dot_some);
+      }
+      if (end < end_of_part && end < spans) continue;
+      float added[M];
+      total.add_up(added);
+      total.clear();
 #pragma GCC unroll 8
-    for (int j = 0; j < M; ++j)
-      if (j < m) y[j * stride] = end <= part ? added[j] : y[j * stride] + added[j];
-    end_of_part += part;
+      for (int j = 0; j < M; ++j)
+        if (j < m) y[j * stride + r] = end <= part ? added[j] : y[j * stride + r] + added[j];
+      end_of_part += part;
+    }
+    if (!pass.ends) *kept = total;
   }
-  if (!pass.ends) *static_cast<Sums*>(sums) = total;
 }
 
 template <class Format>
@@ -132,15 +133,14 @@ void gemv(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m
     const int64_t rows = std::min<int64_t>(kRows, count - r);
     for (int j = 0, taken; j < m; j += taken) {
       taken = std::min(m - j, M);
-      auto* row = taken == 1 ? gemv_row<Format, 1> : taken == 2 ? gemv_row<Format, std::min(M, 2)>
-                  : taken <= 4 ? gemv_row<Format, std::min(M, 4)> : gemv_row<Format, M>;
+      auto* multiply = taken == 1 ? gemv_rows<Format, 1> : taken == 2 ? gemv_rows<Format, std::min(M, 2)>
+                       : taken <= 4 ? gemv_rows<Format, std::min(M, 4)> : gemv_rows<Format, M>;
       const int64_t most = kNearBytes / (sizeof(RowSpan) * taken), passes = (spans + most - 1) / most, step = (spans + passes - 1) / passes;
-      alignas(64) uint8_t sums[kRows][kSumsBytes * M];
+      alignas(64) uint8_t sums[kRows * kSumsBytes * M];
       for (int64_t s = 0; s < spans; s += step) {
         const int64_t last = std::min(s + step, spans);
         const Pass pass{s, last, s / part * part + part, s % part == 0, last % part == 0 || last == spans};
-        for (int64_t i = 0; i < rows; ++i)
-          row(w, first + r + i, pass, part, x + j * spans, taken, sums[i], y + j * stride + r + i, stride);
+        multiply(w, first + r, rows, pass, part, x + j * spans, taken, sums, y + j * stride + r, stride);
       }
     }
   }

@@ -62,6 +62,7 @@ class Sums32 {
     return found;
   }
   JAX_Q4K_INLINE void clear() {
+#pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) products_[i] = mins_[i] = Floats::all(0);
   }
   template <class Dot>
@@ -119,6 +120,7 @@ class Sums32 {
     return found;
   }
   JAX_Q4K_INLINE void clear() {
+#pragma GCC unroll 8
     for (int j = 0; j < M; ++j) products_[j] = mins_[j] = EightFloats::all(0);
   }
   template <class Dot>
@@ -160,6 +162,7 @@ class Sums16 {
     return found;
   }
   JAX_Q4K_INLINE void clear() {
+#pragma GCC unroll 8
     for (int j = 0; j < M; ++j) total_[j] = Floats::all(0);
   }
   template <class Dot>
