@@ -250,32 +250,28 @@ void add_part(const UnpackedGroup<kGroup>* w, int64_t rows, const BlockSpan* x, 
   constexpr int R = kFlips ? 1 : kRun > 1 ? 4 : kWidth / 16, B = kWidth == 64 ? 2 : kFlips ? 4 : 1;
   static_assert(kTile % (R * B) == 0);
   constexpr bool kMins = kGroup == 32 && !kSigned;
-  constexpr int kGroups = kSpan / kGroup, kTurns = kGroups / 2;
+  constexpr int kGroups = kSpan / kGroup;
   const int64_t pitch = blocks * kLanes;
-  alignas(64) float pending[3][kTile][B * kLanes];  // sums of 1, 2 and 4 turns
+  alignas(64) float pending[4][kTile][B * kLanes];  // sums of 1, 2, 4 and 8 groups
   for (int64_t b = 0, taken; b < blocks; b += taken) {
     taken = b + B <= blocks ? B : 1;
     const BlockSpan* block = x + b * spans;
-    for (int turn = 0; turn < kTurns; ++turn) {  // adds the two groups that `add_up` adds first
-      auto group_in = [](int lane) { return kGroup == 16 ? lane16(lane) : lane32(lane); };
-      const int lane = added_as(turn, kTurns), g = group_in(lane), h = group_in(lane + kTurns);
+    for (int turn = 0; turn < kGroups; ++turn) {
+      const int lane = added_as(turn, kGroups), g = kGroup == 16 ? lane16(lane) : lane32(lane);
       auto add = [&](auto tile_rows, auto tile_blocks) __attribute__((always_inline)) {
         constexpr int kR = decltype(tile_rows)::value, kB = decltype(tile_blocks)::value;
         for (int64_t row = 0; row < rows; row += kR) {
-          Floats acc[kR][kB], more[kR][kB], mins[kR][kB];
+          Floats acc[kR][kB], mins[kR][kB];
           add_products<kGroup, kSigned, kRun>(w[g], g, row, block, spans, count, acc);
           if constexpr (kMins) add_mins(w[g], g, row, block, spans, count, mins), add_to(mins, acc);
-          add_products<kGroup, kSigned, kRun>(w[h], h, row, block, spans, count, more);
-          if constexpr (kMins) add_mins(w[h], h, row, block, spans, count, mins), add_to(mins, more);
-          add_to(more, acc);
           int level = 0;
           for (; turn >> level & 1; ++level)
             for (int r = 0; r < kR; ++r)
               for (int c = 0; c < kB; ++c) acc[r][c] = Floats::load(pending[level][row + r] + c * kLanes) + acc[r][c];
           for (int r = 0; r < kR; ++r)
             for (int c = 0; c < kB; ++c) {
-              float* to = turn + 1 < kTurns ? pending[level][row + r] + c * kLanes : total + (row + r) * pitch + (b + c) * kLanes;
-              if (turn + 1 == kTurns && !first) acc[r][c] = Floats::load(to) + acc[r][c];
+              float* to = turn + 1 < kGroups ? pending[level][row + r] + c * kLanes : total + (row + r) * pitch + (b + c) * kLanes;
+              if (turn + 1 == kGroups && !first) acc[r][c] = Floats::load(to) + acc[r][c];
               acc[r][c].store(to);
             }
         }

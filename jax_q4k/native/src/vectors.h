@@ -94,7 +94,7 @@ template <int N>
 JAX_Q4K_INLINE Vector<float, N> fma(const Vector<float, N>& a, const Vector<float, N>& b, const Vector<float, N>& c) {
   Vector<float, N> d;
   for (int i = 0; i < d.kParts; ++i) {
-    using Part = typename Vector<float, N>::Part;
+    using Part [[maybe_unused]] = typename Vector<float, N>::Part;
 #if defined(__AVX2__)
     if constexpr (sizeof(Part) == 32) d.part[i] = (Part)_mm256_fmadd_ps((__m256)a.part[i], (__m256)b.part[i], (__m256)c.part[i]);
 #if defined(JAX_Q4K_AVX512)
