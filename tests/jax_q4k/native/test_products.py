@@ -279,7 +279,7 @@ def test_rows_of_a_table(kernels):
 @pytest.mark.parametrize("blocks", [5, 8 * 19 + 1])  # one part of a row, and two of them
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(kernels, format, blocks):
-    w, _ = matrix(format, 37, columns(format, blocks // 8, blocks % 8))
+    w, _ = matrix(format, 37, columns(format, blocks // 8, blocks % 8) or 256)
     x = jnp.asarray(activations(33, w.shape[1]))
     multiply = jax.jit(lambda x: calls.linear(x, [w], quantized=True)[0])
     whole = np.asarray(multiply(x))
