@@ -119,7 +119,7 @@ def test_code_books_are_bytes_in_order():
 
 @pytest.mark.parametrize("implementation", ["native", "xla"])
 def test_experts_that_many_choices_name(implementation):
-    """Three tokens select an expert nine times, more int8 rows than its kernels take."""
+    """Three tokens select an expert nine times: more int8 rows than all but native kernels take."""
     block = formats.get("IQ2_XXS")
     planes = random_planes(np.random.default_rng(0), "IQ2_XXS", 2 * 5, 1)
     w = jq.QuantizedArray.from_gguf_bytes(block.join(planes), "IQ2_XXS", (2, 5, 256))
@@ -128,4 +128,5 @@ def test_experts_that_many_choices_name(implementation):
     with jq.implementation(implementation):
         y = jax.jit(jq.expert_matmul)(x, w, ids)
     exact = np.asarray(w.dequantize(), np.float64)
-    assert nmse(y, np.einsum("mk,mtnk->mtn", x, exact[np.asarray(ids)])) <= 1e-10
+    seen = dequantized(*quantized(x)) if implementation == "native" else x
+    assert nmse(y, np.einsum("mk,mtnk->mtn", seen, exact[np.asarray(ids)])) <= 1e-10
