@@ -28,8 +28,7 @@ constexpr int lane16(int group) { return middle_swapped(group); }
 constexpr int scale_at(int group) { return kWidth == 64 ? 2 * group : lane32(group); }
 constexpr int sum_at(int group) { return kWidth == 64 ? 2 * group + 1 : 8 + lane32(group); }
 
-// Lane that `sum` adds as the i-th of `lanes`, if it added one after the other what now are pairs, pairs of pairs and
-// so on.
+// Lane that comes i-th if `lanes` are listed so that `sum` first adds neighbours, then neighbouring pairs, and so on.
 constexpr int added_as(int i, int lanes) {
   int lane = 0;
   for (int bit = 1; bit < lanes; bit *= 2) lane = lane * 2 + (i / bit) % 2;
