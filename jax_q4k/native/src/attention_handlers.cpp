@@ -63,7 +63,8 @@ void finish_query(const Query& query, const float* sink, int64_t value_dim, floa
 // merged in order, so that a token's sums depend neither on the number of threads nor on the other tokens of its piece.
 constexpr int64_t kPart = 256;
 constexpr int64_t kSharing = 64;  // queries that share the tokens that are read, unless one token has more
-constexpr int64_t kTasks = 4;  // per thread, that balance threads whose tasks differ
+constexpr int64_t kTasks = 16;  // per thread: another program may delay one
+constexpr int64_t kMostStored = 1 << 26;  // floats of outputs of parts that are separate tasks
 
 // Pieces of sequences: the last tokens of each one's context, and what they see of it.
 struct Pieces {
@@ -125,12 +126,14 @@ void attend(const Threads& threads, const Pieces& pieces) {
   int64_t stored = 0;
   for (size_t i = 0; i < blocks.size(); ++i) {
     const int64_t count = blocks[i].parts();
-    if (count == 1 || count * kTasks * threads.count() <= parts) {
+    const int64_t size = blocks[i].count * group;
+    const bool enough = count * kTasks * threads.count() <= parts;
+    if (count == 1 || enough || (stored + count * size) * value_dim > kMostStored) {
       tasks.push_back({i, 0, count, -1});
       continue;
     }
     divided.push_back({i, 0, count, stored});
-    for (int64_t part = 0; part < count; ++part, stored += blocks[i].count * group) tasks.push_back({i, part, 1, stored});
+    for (int64_t part = 0; part < count; ++part, stored += size) tasks.push_back({i, part, 1, stored});
   }
   Query* part_queries = scratch<Query>(kPartQueries, stored);
   float* part_outputs = scratch<float>(kPartOutputs, stored * value_dim);
