@@ -227,23 +227,28 @@ def paged_attention(
     window: int | None,
     value_dim: int | None,
     contiguous: bool,
+    pieces: bool,
     sinks: bool,
 ) -> jax.Array:
-    """Attention of one query token per sequence over a KV cache, paged or contiguous.
+    """Attention of the last tokens of each sequence over a KV cache, paged or contiguous.
 
-    arrays: the operands of the primitive in `attend` that are not None, q first.
+    arrays: the operands of the primitive in `attend` that are not None, q first, which is
+    (batch, time, num_heads, head_dim). The result is float32 (batch, time, num_heads, width of
+    values).
     value_dim: width of the values in rows of a latent cache; None for another cache.
+    pieces: whether `arrays` has lengths. If not, time is 1.
     """
     q = arrays[0]
     return call(
         "paged_attention",
-        [jax.ShapeDtypeStruct((*q.shape[:2], value_dim or q.shape[2]), jnp.float32)],
+        [jax.ShapeDtypeStruct((*q.shape[:-1], value_dim or q.shape[-1]), jnp.float32)],
         *arrays,
         scale=float(scale),
         soft_cap=float(soft_cap or 0.0),
         window=int(window or 0),
         value_dim=int(value_dim or 0),
         contiguous=contiguous,
+        pieces=pieces,
         sinks=sinks,
     )[0]
 

@@ -333,12 +333,13 @@ def _of_pieces(
 
 
 def native(*operands: jax.Array | None, **params: Any) -> jax.Array:
-    """The primitive by the native kernels, which take each token as a separate sequence."""
-    asked = Operands(*operands)  # type: ignore[arg-type]
-    args = asked.without_groups().by_token()
-    options = {"contiguous": args.contiguous, "sinks": args.sinks is not None}
+    """The primitive by the native kernels."""
+    args = Operands(*operands).without_groups()  # type: ignore[arg-type]
+    q, pieces = args.q, args.lengths is not None
+    args = args if pieces else args._replace(q=q[:, None])
+    options = {"contiguous": args.contiguous, "pieces": pieces, "sinks": args.sinks is not None}
     out = calls.paged_attention(args.arrays(), **options, **params)
-    return out.reshape(*asked.q.shape[:-1], out.shape[-1])
+    return out.reshape(*q.shape[:-1], out.shape[-1])
 
 
 def shapes(q: Any, *_: Any, value_dim: int | None, **__: Any) -> Any:

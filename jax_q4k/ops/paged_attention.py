@@ -50,10 +50,11 @@ def paged_attention(
     groups, pages_per_sequence) hold ids that count from the first page of the group's part. Groups
     and their pages may be split over devices.
 
-    `ptx` and `sim` read the pages of a chunk once for many of its queries, if heads are at most 256
-    wide and reading them for every token would be 64 MB or more. Pages that are neither bfloat16
-    nor float16 are first converted to bfloat16, if that takes at most 1 GB. Otherwise, and on a
-    CPU, every token is a sequence of its own.
+    `native` reads the pages of a chunk once for many of its queries; a token's bits do not depend
+    on how many tokens its chunk has. `ptx` and `sim` do so if heads are at most 256 wide and
+    reading them for every token would be 64 MB or more. Pages that are neither bfloat16 nor
+    float16 are first converted to bfloat16, if that takes at most 1 GB. Otherwise, every token is
+    a sequence of its own.
 
     Args:
       q: (batch, num_heads, head_dim), or (batch, time, num_heads, head_dim), float32, bfloat16 or

@@ -27,10 +27,6 @@ MOST_PASSED = 8
 #: How often a sequence is preempted while another one can be.
 MOST_PREEMPTIONS = 3
 
-#: Whole prompts are prefilled faster than pieces behind a cached prefix, because each token of a
-#: piece reads the pages separately. With more tokens than this to go, less than half is not reused.
-FRESH = 512
-
 #: In deterministic mode a prompt's pieces end at multiples of this many tokens.
 BOUNDARY = 64
 
@@ -46,7 +42,8 @@ class Limits:
       program_cost: cost of a prefill program besides its tokens, in tokens: mostly reading the
         weights.
       fit: maps the numbers of tokens that prompts still need, and whether they are whole prompts,
-        to a shape; None means that `shapes` are all there are.
+        to a shape; None means that `shapes` are all there are. With it, `shapes` has one, of pieces
+        behind a cached prefix.
       reuses: whether sequences use pages of others with the same beginning.
       draft_tokens: tokens per draft of speculative decoding. A step with drafts samples an unknown
         number of tokens, so that the next `plan` must wait for `commit`.
@@ -300,9 +297,10 @@ class Scheduler:
         hit = pools.hit(sequence)  # also makes its keys
         if not sequence.can_reuse:
             return Hit()
-        rest = sequence.prefill_end - hit.length
-        if self.limits.fit is not None and rest > FRESH and hit.length < rest:
-            return Hit()
+        if self.limits.fit is not None:  # a whole prompt takes one program
+            programs = -(-(sequence.prefill_end - hit.length) // self.limits.shapes[0][1])
+            if hit.length < (programs - 1) * self.limits.program_cost:
+                return Hit()
         return hit
 
     def _has_room(self, pools: Pools, group: int, sequence: Sequence, hit: Hit) -> bool:

@@ -25,7 +25,7 @@ from .loop import Driver, EngineLoop
 from .pools import Pools
 from .request import Request
 from .scheduler import Limits, Scheduler
-from .sizing import expected_step_seconds, is_recurrent
+from .sizing import expected_step_seconds, is_recurrent, program_cost
 from .stages import joined
 from .stepper import Stepper
 
@@ -113,6 +113,7 @@ class Session:
             0,
             ((1, PIECE),),
             step_tokens=2**31,
+            program_cost=program_cost(model),
             fit=self._fit,
             reuses=reuses,
             draft_tokens=self._drafts,

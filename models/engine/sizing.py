@@ -50,6 +50,11 @@ def is_recurrent(config: Config) -> bool:
     return any(config.mixer_of(layer) != "attention" for layer in range(config.num_layers))
 
 
+def program_cost(model: Model) -> int:
+    """Returns the cost of a prefill program besides its tokens, in tokens."""
+    return GPU_PROGRAM if model.network.on_gpu else Limits.program_cost
+
+
 def engine_limits(
     model: Model, rows: int, draft: Draft | None = None, *, deterministic: bool
 ) -> Limits:
@@ -65,7 +70,7 @@ def engine_limits(
         slots,
         shapes,
         steps,
-        program_cost=GPU_PROGRAM if on_gpu else Limits.program_cost,
+        program_cost=program_cost(model),
         deterministic=deterministic,
         draft_tokens=0 if draft is None else tokens_of(draft, on_gpu),
     )

@@ -136,9 +136,7 @@ class Decoder(nnx.Module):
 
         Stores their keys and values after those in the cache.
 
-        On a GPU `jq.paged_attention` reads the pages once for many tokens of a chunk. Elsewhere
-        each token reads all pages of its sequence, so chunks of up to a few hundred tokens are
-        best.
+        `jq.paged_attention` reads the pages once for many tokens of a chunk.
 
         Args:
           tokens: (batch, time) int32, padded on the right. Windowed layers limit time to the

@@ -1,7 +1,9 @@
-// Online-softmax attention of some queries over tokens in pages, 16 tokens at a time.
+// Online-softmax attention of some queries over tokens in pages, 16 tokens at a time. A query's sums are added in the same
+// order whatever other queries share the tokens.
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "activations.h"
@@ -22,7 +24,11 @@ inline void rescale(Query& query, float m, int64_t dims) {
 }
 
 inline void merge_query(const Query& part, int64_t dims, Query* to) {
-  to->seen |= part.seen;
+  if (!to->seen) {
+    to->m = part.m, to->l = part.l, to->seen = part.seen;
+    std::copy_n(part.o, dims, to->o);
+    return;
+  }
   if (part.l == 0) return;
   const float m = part.m > to->m ? part.m : to->m;
   rescale(*to, m, dims);
@@ -91,9 +97,9 @@ JAX_Q4K_INLINE void prefetch(const T* row, int64_t d) {
   if (d * sizeof(T) % 64 == 0) __builtin_prefetch(row + d, 0, 2);
 }
 
-// Adds values [from, to) of sixteen tokens, times their weights, to the queries' o.
-template <int Q, class T>
-void add_values(const T* const* values, const T* const* next, int from, int to, int64_t dims, const Floats (&weights)[Q],
+// Adds values [from, to) of sixteen tokens, times their weights, to the queries' o. `next`: null if these are in L1.
+template <int Q, class T, class Next>
+void add_values(const T* const* values, Next next, int from, int to, int64_t dims, const Floats (&weights)[Q],
                 Query* queries) {
   alignas(64) float weight[Q][kTokens];
   for (int i = 0; i < Q; ++i) weights[i].store(weight[i]);
@@ -107,7 +113,7 @@ void add_values(const T* const* values, const T* const* next, int from, int to, 
     for (int t = from; t < to; ++t)
 #pragma GCC unroll 8
       for (int d = 0; d < D; ++d) {
-        prefetch(next[t], start + d * kLanes);
+        if constexpr (!std::is_null_pointer_v<Next>) prefetch(next[t], start + d * kLanes);
         const Floats v = load_lanes(values[t] + start + d * kLanes);
 #pragma GCC unroll 8
         for (int i = 0; i < Q; ++i) sums[d][i] = fma(Floats::all(weight[i][t]), v, sums[d][i]);
@@ -147,18 +153,19 @@ TokenRows<T> rows_of(const Tokens& tokens, int64_t page, int64_t head, int64_t o
   return rows;
 }
 
-// Adds tokens [from, to) of sixteen, which all Q queries see, to m, l and o: for few queries, as in a decode step.
+// Products of sixteen tokens with Q queries, from keys in place: for few queries, as in a decode step. The lanes of a sum
+// are dimensions d, d + 16, ...
 template <int Q, class T>
-void attend_rows(const TokenRows<T>& rows, const TokenRows<T>& next, const Tokens& tokens, int from, int to, Query* queries,
-                 const AttentionOptions& options) {
+void multiply_rows(const TokenRows<T>& rows, const TokenRows<T>& next, int64_t head_dim, const Query* queries,
+                   Floats (&dots)[Q]) {
   constexpr int kRows = at_once(kWidth == 64 ? 16 : 8, Q);
-  Floats parts[Q][kTokens], dots[Q], weights[Q];
+  Floats parts[Q][kTokens];
 #pragma GCC unroll 1
   for (int first = 0; first < kTokens; first += kRows) {
     Floats sums[kRows][Q];
     for (int t = 0; t < kRows; ++t)
       for (int i = 0; i < Q; ++i) sums[t][i] = Floats::all(0);
-    for (int64_t d = 0; d < tokens.head_dim; d += kLanes)
+    for (int64_t d = 0; d < head_dim; d += kLanes)
       for (int t = 0; t < kRows; ++t) {
         prefetch(next.k[first + t], d);
         const Floats k = load_lanes(rows.k[first + t] + d);
@@ -172,63 +179,66 @@ void attend_rows(const TokenRows<T>& rows, const TokenRows<T>& next, const Token
     for (int apart = kTokens / 2; apart; apart /= 2)
       for (int t = 0; t < apart; ++t) parts[i][t] = parts[i][t] + parts[i][t + apart];
     dots[i] = parts[i][0];
-    if (std::is_same_v<T, int8_t>) dots[i] = dots[i] * Floats::load(rows.k_scales);
   }
-  weigh(dots, from, to, tokens.value_dim, queries, options, weights);
-  if (std::is_same_v<T, int8_t>)
-    for (int i = 0; i < Q; ++i) weights[i] = weights[i] * Floats::load(rows.v_scales);
-  add_values(rows.v, next.v, from, to, tokens.value_dim, weights, queries);
 }
 
-// Sixteen tokens as floats, for many queries: k (head_dim, 16), v (16, value_dim).
+// Sixteen tokens as floats, for many queries: k (lanes, head_dim / 16, 16 tokens), v (16 tokens, value_dim).
 struct alignas(64) TokenTile {
   float k[kMaxHeadDim][kTokens], v[kTokens][kMaxHeadDim];
 };
 
 template <class T>
-JAX_Q4K_INLINE Floats load_scaled(const T* from, const float& scale) {
-  const Floats loaded = load_lanes(from);
-  return std::is_same_v<T, int8_t> ? loaded * Floats::all(scale) : loaded;
-}
-
-template <class T>
 void load_tile(const TokenRows<T>& rows, const TokenRows<T>& next, const Tokens& tokens, TokenTile* tile) {
-  for (int64_t d = 0; d < tokens.head_dim; d += kLanes) {
+  const int64_t steps = tokens.head_dim / kLanes;
+  for (int64_t step = 0; step < steps; ++step) {
     Floats k[kTokens];
+    const int64_t d = step * kLanes;
     const bool is_value = tokens.latent && d < tokens.value_dim;
 #pragma GCC unroll 16
     for (int t = 0; t < kTokens; ++t) {
       prefetch(next.k[t], d);
-      k[t] = load_scaled(rows.k[t] + d, rows.k_scales[t]);
+      k[t] = load_lanes(rows.k[t] + d);
       if (is_value) k[t].store(tile->v[t] + d);
     }
     transpose(k);
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) k[i].store(tile->k[d + i]);
+    for (int i = 0; i < kLanes; ++i) k[i].store(tile->k[i * steps + step]);
   }
   for (int64_t d = 0; !tokens.latent && d < tokens.value_dim; d += kLanes)
     for (int t = 0; t < kTokens; ++t) {
       prefetch(next.v[t], d);
-      load_scaled(rows.v[t] + d, rows.v_scales[t]).store(tile->v[t] + d);
+      load_lanes(rows.v[t] + d).store(tile->v[t] + d);
     }
 }
 
-// Like `attend_rows`, from a tile.
+// The same products and sums as `multiply_rows`, from a tile: the lanes of a sum are tokens.
 template <int Q>
-void attend_tile(const TokenTile& tile, const Tokens& tokens, int from, int to, Query* queries,
-                 const AttentionOptions& options) {
-  Floats sums[2][Q], dots[Q], weights[Q];  // two chains of additions per query
-  for (int i = 0; i < Q; ++i) sums[0][i] = sums[1][i] = Floats::all(0);
-  for (int64_t d = 0; d < tokens.head_dim; d += 2)
-    for (int j = 0; j < 2; ++j) {
-      const Floats k = Floats::load(tile.k[d + j]);
-      for (int i = 0; i < Q; ++i) sums[j][i] = fma(Floats::all(queries[i].q[d + j]), k, sums[j][i]);
-    }
-  for (int i = 0; i < Q; ++i) dots[i] = sums[0][i] + sums[1][i];
-  weigh(dots, from, to, tokens.value_dim, queries, options, weights);
-  const float* values[kTokens];
-  for (int t = 0; t < kTokens; ++t) values[t] = tile.v[t];
-  add_values(values, values, from, to, tokens.value_dim, weights, queries);
+void multiply_tile(const TokenTile& tile, int64_t head_dim, const Query* queries, Floats (&dots)[Q]) {
+  constexpr int kSums = 2, kRest = kLanes / kSums;  // dimensions of every 16 that are added at a time
+  const int64_t steps = head_dim / kLanes;
+  Floats parts[kRest][Q];
+#pragma GCC unroll 8
+  for (int lane = 0; lane < kRest; ++lane) {
+    Floats sums[kSums][Q];
+    for (int j = 0; j < kSums; ++j)
+      for (int i = 0; i < Q; ++i) sums[j][i] = Floats::all(0);
+    for (int64_t step = 0; step < steps; ++step)
+#pragma GCC unroll 2
+      for (int j = 0; j < kSums; ++j) {
+        const int at = lane + j * kRest;
+        const Floats k = Floats::load(tile.k[at * steps + step]);
+#pragma GCC unroll 4
+        for (int i = 0; i < Q; ++i) sums[j][i] = fma(Floats::all(queries[i].q[step * kLanes + at]), k, sums[j][i]);
+      }
+    for (int apart = kSums / 2; apart; apart /= 2)
+      for (int j = 0; j < apart; ++j)
+        for (int i = 0; i < Q; ++i) sums[j][i] = sums[j][i] + sums[j + apart][i];
+    for (int i = 0; i < Q; ++i) parts[lane][i] = sums[0][i];
+  }
+  for (int apart = kRest / 2; apart; apart /= 2)
+    for (int lane = 0; lane < apart; ++lane)
+      for (int i = 0; i < Q; ++i) parts[lane][i] = parts[lane][i] + parts[lane + apart][i];
+  for (int i = 0; i < Q; ++i) dots[i] = parts[0][i];
 }
 
 template <class T>
@@ -236,9 +246,10 @@ void attend_tokens(const Tokens& tokens, const int32_t* pages, int64_t head, int
                    int count, const AttentionOptions& options) {
   auto page_of = [&](int64_t at) { return at < last ? int64_t{pages[at / tokens.page_size]} : -1; };
   auto usable = [&](int64_t page) { return page >= 0 && page < tokens.num_pages; };
-  bool few = count <= kFewQueries && !tokens.latent;  // a tile converts latent rows once for keys and values
-  for (int i = 0; i < count; ++i) few = few && queries[i].first <= first && queries[i].last >= last;
+  const bool few = count <= kFewQueries && !tokens.latent;  // a tile converts latent rows once for keys and values
   TokenTile tile;
+  const float* tile_values[kTokens];
+  for (int t = 0; t < kTokens; ++t) tile_values[t] = tile.v[t];
   for (int64_t start = first / kTokens * kTokens; start < last; start += kTokens) {
     const int64_t page = page_of(start), next_page = page_of(start + kTokens);
     if (!usable(page)) continue;
@@ -250,15 +261,28 @@ void attend_tokens(const Tokens& tokens, const int32_t* pages, int64_t head, int
     const auto next = usable(next_page) ? rows_of<T>(tokens, next_page, head, next_offset, 0, bound(last - kTokens)) : rows;
     if (!few) load_tile(rows, next, tokens, &tile);
     for (int i = 0, taken; i < count; i += taken) {  // several queries that see the same tokens, or one
-      const int from = bound(queries[i].first), to = bound(queries[i].last);
-      auto same = [&](int j) { return j < count && bound(queries[j].first) == from && bound(queries[j].last) == to; };
-      taken = same(i + 1) && same(i + 2) && same(i + 3) ? 4 : few && same(i + 1) ? 2 : 1;
+      const int from = bound(std::max(queries[i].first, first)), to = bound(std::min(queries[i].last, last));
+      auto same = [&](int j) {
+        return j < count && bound(std::max(queries[j].first, first)) == from && bound(std::min(queries[j].last, last)) == to;
+      };
+      taken = same(i + 1) && same(i + 2) && same(i + 3) ? 4 : same(i + 1) ? 2 : 1;
+      if (from >= to) continue;
       auto attend = [&](auto number) {
         constexpr int Q = decltype(number)::value;
+        Floats dots[Q], weights[Q];
         if (few)
-          attend_rows<Q>(rows, next, tokens, bound(first), bound(last), queries + i, options);
-        else if (from < to)
-          attend_tile<Q>(tile, tokens, from, to, queries + i, options);
+          multiply_rows<Q>(rows, next, tokens.head_dim, queries + i, dots);
+        else
+          multiply_tile<Q>(tile, tokens.head_dim, queries + i, dots);
+        if (std::is_same_v<T, int8_t>)
+          for (int j = 0; j < Q; ++j) dots[j] = dots[j] * Floats::load(rows.k_scales);
+        weigh(dots, from, to, tokens.value_dim, queries + i, options, weights);
+        if (std::is_same_v<T, int8_t>)
+          for (int j = 0; j < Q; ++j) weights[j] = weights[j] * Floats::load(rows.v_scales);
+        if (few)
+          add_values<Q>(rows.v, &next.v[0], from, to, tokens.value_dim, weights, queries + i);
+        else
+          add_values<Q>(tile_values, nullptr, from, to, tokens.value_dim, weights, queries + i);
       };
       taken == 4 ? attend(std::integral_constant<int, 4>()) : taken == 2 ? attend(std::integral_constant<int, 2>())
                                                                           : attend(std::integral_constant<int, 1>());

@@ -44,10 +44,9 @@ Pages take_pages(OperandReader<Buffers>& from, bool latent, bool contiguous = fa
   return {tokens, page_type(k.element_type())};
 }
 
-void start_query(Query& query, const float* q, int64_t first, int64_t last, int64_t value_dim) {
-  query.q = q, query.first = first, query.last = last;
-  query.m = -std::numeric_limits<float>::infinity(), query.l = 0, query.seen = false;
-  std::fill_n(query.o, value_dim, 0.0f);
+void start_query(Query& query, float* o, int64_t value_dim) {
+  query.o = o, query.m = -std::numeric_limits<float>::infinity(), query.l = 0, query.seen = false;
+  std::fill_n(o, value_dim, 0.0f);
 }
 
 void finish_query(const Query& query, const float* sink, int64_t value_dim, float* out) {
@@ -60,108 +59,181 @@ void finish_query(const Query& query, const float* sink, int64_t value_dim, floa
   for (int64_t d = 0; d < value_dim; ++d) out[d] = query.seen ? query.o[d] * factor / l : 0.0f;
 }
 
-constexpr int64_t kPart = 256;  // maximum tokens of a context per task; sums must not depend on the number of threads
+// A part of a context is tokens [part * kPart, (part + 1) * kPart). It has a softmax of its own, and the parts are
+// merged in order, so that a token's sums depend neither on the number of threads nor on the other tokens of its piece.
+constexpr int64_t kPart = 256;
+constexpr int64_t kSharing = 64;  // queries that share the tokens that are read, unless one token has more
+constexpr int64_t kTasks = 16;  // per thread: another program may delay one
+constexpr int64_t kMostStored = 1 << 26;  // floats of outputs of parts that are separate tasks
 
-// One query token per sequence: softmax(scale * q . K) V over the tokens in the block tables. `latent_values`: number
-// of values that a latent key begins with; 0 if values have their own pages.
-void paged_attention(Call& call, float scale, float soft_cap, int64_t window, int64_t latent_values, bool contiguous,
-                     bool has_sinks) {
-  auto& [threads, operands, results] = call;
-  int64_t batch, num_heads, head_dim, per_sequence = 1;
-  const float* q = operands.floats("q", {&batch, &num_heads, &head_dim});
-  Pages pages = take_pages(operands, latent_values != 0, contiguous);
-  Tokens& tokens = pages.tokens;
-  if (tokens.head_dim != head_dim || num_heads % tokens.num_heads) fail("q's heads do not fit the pages");
-  if (tokens.latent) check_dim("value_dim", tokens.value_dim = latent_values, head_dim);
-  const int64_t value_dim = tokens.value_dim;
-  const int32_t* tables = contiguous ? nullptr : operands.ints("block_tables", {batch, &per_sequence});
-  if (contiguous && tokens.num_pages != batch) fail("a contiguous cache must have one row per sequence");
-  const int32_t* lens = operands.ints("context_lens", {batch});
-  const float* sinks = has_sinks ? operands.floats("sinks", {num_heads}) : nullptr;
-  float* out = results.floats("out", {batch, num_heads, value_dim});
-  call.finish();
+// Pieces of sequences: the last tokens of each one's context, and what they see of it.
+struct Pieces {
+  Tokens tokens;
+  PageType type;
+  int64_t batch, time, num_heads;
+  const float* q;         // (batch, time, num_heads, head_dim)
+  const int32_t* tables;  // page ids (batch, per_sequence); null: page b is sequence b
+  int64_t per_sequence;
+  const int32_t *lens;     // (batch,), tokens of each sequence; null: those of its piece
+  const int32_t* lengths;  // (batch,), tokens of each piece; null: one token, which an empty sequence lacks
+  int64_t window;                 // 0: all
+  const float* sinks;             // (num_heads,), or null
+  float* out;                     // (batch, time, num_heads, value_dim); zeros after a piece
+  AttentionOptions options;
+};
 
-  const int64_t group = num_heads / tokens.num_heads, page_size = tokens.page_size;
+// Some tokens of a piece, with the queries of one KV head, and the keys [first, last) that any of them sees.
+struct Block {
+  int64_t sequence, head, token, count, before, first, last;
+
+  int64_t first_part() const { return first / kPart; }
+  int64_t parts() const { return std::max<int64_t>((last + kPart - 1) / kPart - first_part(), 1); }
+};
+
+// softmax(scale * q . K) V of each token over the tokens of its sequence up to itself.
+void attend(const Threads& threads, const Pieces& pieces) {
+  const Tokens& tokens = pieces.tokens;
+  const int64_t head_dim = tokens.head_dim, value_dim = tokens.value_dim, num_heads = pieces.num_heads;
+  if (num_heads == 0) return;
+  const int64_t group = num_heads / tokens.num_heads, capacity = pieces.per_sequence * tokens.page_size;
+  const int64_t most = std::max<int64_t>(kSharing / group, 1);
+  auto seen_last = [&](int64_t before, int64_t token) { return std::min(before + token + 1, capacity); };
+  auto seen_first = [&](int64_t last) { return pieces.window > 0 ? std::max<int64_t>(last - pieces.window, 0) : 0; };
+
+  std::vector<Block> blocks;
+  int64_t parts = 0, work = 0;
+  for (int64_t b = 0; b < pieces.batch; ++b) {
+    const int64_t length = std::clamp<int64_t>(pieces.lengths ? pieces.lengths[b] : pieces.lens[b], 0, pieces.time);
+    const int64_t before = pieces.lens ? std::max<int64_t>(pieces.lens[b] - length, 0) : 0, row = num_heads * value_dim;
+    std::fill_n(pieces.out + (b * pieces.time + length) * row, (pieces.time - length) * row, 0.0f);
+    for (int64_t head = 0; head < tokens.num_heads; ++head)
+      for (int64_t end = length; end > 0;) {  // longest first
+        const int64_t token = (end - 1) / most * most, last = seen_last(before, end - 1);
+        const Block block{b, head, token, end - token, before, seen_first(seen_last(before, token)), last};
+        blocks.push_back(block);
+        parts += block.parts(), work += block.count * group * (block.last - block.first) * (head_dim + value_dim);
+        end = token;
+      }
+  }
+
   struct Task {
-    int64_t sequence, head, first, last;
+    size_t block;
+    int64_t part, parts;  // from the block's first
+    int64_t queries;      // index of its queries if the block's parts are separate tasks, else -1
   };
   std::vector<Task> tasks;
-  for (int64_t b = 0; b < batch; ++b) {
-    const int64_t length = std::clamp<int64_t>(lens[b], 0, per_sequence * page_size);
-    const int64_t start = window > 0 ? std::max<int64_t>(length - window, 0) : 0;
-    const int64_t begin = start / kTokens * kTokens, tiles = (length - begin + kTokens - 1) / kTokens;
-    const int64_t parts = std::max<int64_t>((tiles * kTokens + kPart - 1) / kPart, 1);
-    const int64_t step = std::max<int64_t>((tiles + parts - 1) / parts, 1) * kTokens;
-    for (int64_t h = 0; h < tokens.num_heads; ++h)
-      for (int64_t first = begin; first < std::max<int64_t>(length, 1); first += step)
-        tasks.push_back({b, h, std::max(first, start), std::min(first + step, length)});
-  }
-  Query* queries = scratch<Query>(kQueries, tasks.size() * group);
-  const AttentionOptions options{scale, soft_cap};
-  int64_t seen = 0;
-  for (const Task& task : tasks) seen += task.last - task.first;
-  const int64_t work = seen * group * (head_dim + value_dim) / static_cast<int64_t>(std::max<size_t>(tasks.size(), 1));
-  threads.run(static_cast<int64_t>(tasks.size()), work, [&](int64_t t) {
-    const Task& task = tasks[t];
-    Query* mine = queries + t * group;
-    for (int64_t i = 0; i < group; ++i)
-      start_query(mine[i], q + (task.sequence * num_heads + task.head * group + i) * head_dim, task.first, task.last, value_dim);
-    const int32_t row = static_cast<int32_t>(task.sequence);  // the only page of this sequence in a contiguous cache
-    const int32_t* table = contiguous ? &row : tables + task.sequence * per_sequence;
-    kernels->attend[pages.type](tokens, table, task.head, task.first, task.last, mine, static_cast<int>(group), options);
-  });
-  // Merges the parts of each context in order.
-  size_t t = 0;
-  while (t < tasks.size()) {
-    size_t end = t + 1;
-    while (end < tasks.size() && tasks[end].sequence == tasks[t].sequence && tasks[end].head == tasks[t].head) ++end;
-    for (int64_t i = 0; i < group; ++i) {
-      Query& merged = queries[t * group + i];
-      for (size_t part = t + 1; part < end; ++part) kernels->merge(queries[part * group + i], value_dim, &merged);
-      const int64_t head = tasks[t].head * group + i;
-      finish_query(merged, sinks ? sinks + head : nullptr, value_dim, out + (tasks[t].sequence * num_heads + head) * value_dim);
+  std::vector<Task> divided;  // their first tasks
+  int64_t stored = 0;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const int64_t count = blocks[i].parts();
+    const int64_t size = blocks[i].count * group;
+    const bool enough = count * kTasks * threads.count() <= parts;
+    if (count == 1 || enough || (stored + count * size) * value_dim > kMostStored) {
+      tasks.push_back({i, 0, count, -1});
+      continue;
     }
-    t = end;
+    divided.push_back({i, 0, count, stored});
+    for (int64_t part = 0; part < count; ++part, stored += size) tasks.push_back({i, part, 1, stored});
   }
+  Query* part_queries = scratch<Query>(kPartQueries, stored);
+  float* part_outputs = scratch<float>(kPartOutputs, stored * value_dim);
+
+  auto place = [&](const Block& block, int64_t i) {
+    return (block.sequence * pieces.time + block.token + i / group) * num_heads + block.head * group + i % group;
+  };
+  auto attend_part = [&](const Block& block, int64_t part, Query* queries, float* o) {
+    const int64_t count = block.count * group, start = (block.first_part() + part) * kPart;
+    float* copies = scratch<float>(kCopies, count * head_dim);  // adjacent: rows of q may share a set of L1
+    for (int64_t i = 0; i < count; ++i) {
+      Query& query = queries[i];
+      start_query(query, o + i * value_dim, value_dim);
+      query.q = copies + i * head_dim;
+      std::copy_n(pieces.q + place(block, i) * head_dim, head_dim, copies + i * head_dim);
+      query.last = seen_last(block.before, block.token + i / group), query.first = seen_first(query.last);
+    }
+    const int32_t row = static_cast<int32_t>(block.sequence);
+    const int32_t* pages = pieces.tables ? pieces.tables + block.sequence * pieces.per_sequence : &row;
+    kernels->attend[pieces.type](tokens, pages, block.head, std::max(start, block.first), std::min(start + kPart, block.last),
+                                 queries, static_cast<int>(count), pieces.options);
+  };
+  auto merge = [&](const Block& block, const Query* part, Query* to) {
+    for (int64_t i = 0; i < block.count * group; ++i) kernels->merge(part[i], value_dim, to + i);
+  };
+  auto finish = [&](const Block& block, const Query* queries) {
+    for (int64_t i = 0; i < block.count * group; ++i)
+      finish_query(queries[i], pieces.sinks ? pieces.sinks + block.head * group + i % group : nullptr, value_dim,
+                   pieces.out + place(block, i) * value_dim);
+  };
+
+  const int64_t count = static_cast<int64_t>(tasks.size());
+  threads.run(count, work / std::max<int64_t>(count, 1), [&](int64_t t) {
+    const Task& task = tasks[t];
+    const Block& block = blocks[task.block];
+    if (task.queries >= 0)
+      return attend_part(block, task.part, part_queries + task.queries, part_outputs + task.queries * value_dim);
+    const int64_t size = block.count * group;
+    Query* queries = scratch<Query>(kQueries, 2 * size);
+    float* outputs = scratch<float>(kOutputs, 2 * size * value_dim);
+    attend_part(block, 0, queries, outputs);
+    for (int64_t part = 1; part < task.parts; ++part) {
+      attend_part(block, part, queries + size, outputs + size * value_dim);
+      merge(block, queries + size, queries);
+    }
+    finish(block, queries);
+  });
+  threads.run(static_cast<int64_t>(divided.size()), stored * value_dim / std::max<int64_t>(divided.size(), 1), [&](int64_t t) {
+    const Block& block = blocks[divided[t].block];
+    Query* queries = part_queries + divided[t].queries;
+    for (int64_t part = 1; part < divided[t].parts; ++part) merge(block, queries + part * block.count * group, queries);
+    finish(block, queries);
+  });
 }
 
-constexpr int64_t kQueryTokens = 16;  // tokens of a prompt per task, which share the keys and values that are read
+// Attention of pieces, or of one token per sequence, over the tokens in the block tables. `latent_values`: number of
+// values that a latent key begins with; 0 if values have their own pages.
+void paged_attention(Call& call, float scale, float soft_cap, int64_t window, int64_t latent_values, bool contiguous,
+                     bool has_lengths, bool has_sinks) {
+  auto& [threads, operands, results] = call;
+  Pieces pieces{};
+  int64_t head_dim;
+  pieces.q = operands.floats("q", {&pieces.batch, &pieces.time, &pieces.num_heads, &head_dim});
+  const Pages pages = take_pages(operands, latent_values != 0, contiguous);
+  pieces.tokens = pages.tokens, pieces.type = pages.type;
+  Tokens& tokens = pieces.tokens;
+  if (tokens.head_dim != head_dim || pieces.num_heads % tokens.num_heads) fail("q's heads do not fit the pages");
+  if (tokens.latent) check_dim("value_dim", tokens.value_dim = latent_values, head_dim);
+  pieces.per_sequence = 1;
+  if (!contiguous) pieces.tables = operands.ints("block_tables", {pieces.batch, &pieces.per_sequence});
+  if (contiguous && tokens.num_pages != pieces.batch) fail("a contiguous cache must have one row per sequence");
+  pieces.lens = operands.ints("context_lens", {pieces.batch});
+  if (has_lengths) pieces.lengths = operands.ints("lengths", {pieces.batch});
+  if (!has_lengths && pieces.time != 1) fail("pieces must have lengths");
+  if (has_sinks) pieces.sinks = operands.floats("sinks", {pieces.num_heads});
+  pieces.out = results.floats("out", {pieces.batch, pieces.time, pieces.num_heads, tokens.value_dim});
+  call.finish();
+  pieces.window = window, pieces.options = {scale, soft_cap};
+  attend(threads, pieces);
+}
 
-// softmax(scale * q . K) V of each token over itself and those before it, or the last `window` of these (0: all), with
-// contiguous keys (batch, time, heads, head_dim) and values (batch, time, heads, value_dim).
+// Attention of whole prompts, with contiguous keys (batch, time, heads, head_dim) and values (batch, time, heads,
+// value_dim).
 void causal_attention(Call& call, float scale, float soft_cap, int64_t window, bool has_sinks) {
   auto& [threads, operands, results] = call;
+  Pieces pieces{};
   int64_t batch, time, num_heads, head_dim, kv_heads, value_dim;
-  const float* q = operands.floats("q", {&batch, &time, &num_heads, &head_dim});
+  pieces.q = operands.floats("q", {&batch, &time, &num_heads, &head_dim});
   float* k = operands.floats("k", {batch, time, &kv_heads, head_dim});
   float* v = operands.floats("v", {batch, time, kv_heads, &value_dim});
-  const int32_t* lengths = operands.ints("lengths", {batch});
-  const float* sinks = has_sinks ? operands.floats("sinks", {num_heads}) : nullptr;
-  float* out = results.floats("out", {batch, time, num_heads, value_dim});
+  pieces.lengths = operands.ints("lengths", {batch});
+  if (has_sinks) pieces.sinks = operands.floats("sinks", {num_heads});
+  pieces.out = results.floats("out", {batch, time, num_heads, value_dim});
   call.finish();
   if (kv_heads < 1 || num_heads % kv_heads) fail("num_heads must be a multiple of num_kv_heads");
   check_dim("head_dim", head_dim), check_dim("value_dim", value_dim);
-  const Tokens tokens{k, v, nullptr, nullptr, batch, kv_heads, time, head_dim, value_dim, time * kv_heads, 1, kv_heads, false};
-  const int64_t group = num_heads / kv_heads, steps = (time + kQueryTokens - 1) / kQueryTokens;
-  const AttentionOptions options{scale, soft_cap};
-  auto first_seen = [&](int64_t token) { return window > 0 ? std::max<int64_t>(token + 1 - window, 0) : 0; };
-  const int64_t seen = window > 0 ? std::min(time, std::min(window, time) + kQueryTokens) : time;
-  threads.run(batch * kv_heads * steps, kQueryTokens * group * seen * (head_dim + value_dim) / 2, [&](int64_t t) {
-    const int64_t step = steps - 1 - t % steps, head = t / steps % kv_heads, b = t / steps / kv_heads;  // longest first
-    const int64_t first = step * kQueryTokens, count = std::min(kQueryTokens, time - first) * group;
-    const int64_t length = std::clamp<int64_t>(lengths[b], 0, time);
-    Query* queries = scratch<Query>(kQueries, count);
-    auto place = [&](int64_t i) { return (b * time + first + i / group) * num_heads + head * group + i % group; };
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t token = first + i / group;
-      start_query(queries[i], q + place(i) * head_dim, first_seen(token), std::min(token + 1, length), value_dim);
-    }
-    const int32_t page = static_cast<int32_t>(b);
-    kernels->attend[kPageF32](tokens, &page, head, first_seen(first), std::min(first + kQueryTokens, length), queries,
-                              static_cast<int>(count), options);
-    for (int64_t i = 0; i < count; ++i)
-      finish_query(queries[i], sinks ? sinks + head * group + i % group : nullptr, value_dim, out + place(i) * value_dim);
-  });
+  pieces.tokens = {k, v, nullptr, nullptr, batch, kv_heads, time, head_dim, value_dim, time * kv_heads, 1, kv_heads, false};
+  pieces.type = kPageF32, pieces.batch = batch, pieces.time = time, pieces.num_heads = num_heads, pieces.per_sequence = 1;
+  pieces.window = window, pieces.options = {scale, soft_cap};
+  attend(threads, pieces);
 }
 
 // Angles (count, half) that rotate pairs of a head's dimensions.
@@ -258,7 +330,7 @@ void rotate(Call& call, bool interleaved) {
 #pragma GCC visibility push(default)
 JAX_Q4K_HANDLER(paged_attention)
     .Attr<float>("scale").Attr<float>("soft_cap").Attr<int64_t>("window").Attr<int64_t>("value_dim").Attr<bool>("contiguous")
-    .Attr<bool>("sinks"));
+    .Attr<bool>("pieces").Attr<bool>("sinks"));
 JAX_Q4K_HANDLER(causal_attention).Attr<float>("scale").Attr<float>("soft_cap").Attr<int64_t>("window").Attr<bool>("sinks"));
 JAX_Q4K_HANDLER(rope_append)
     .Attr<bool>("rope").Attr<bool>("latent").Attr<bool>("interleaved").Attr<bool>("norms").Attr<bool>("returned")

@@ -92,9 +92,9 @@ struct Tokens {
 struct Query {
   const float* q;
   int64_t first, last;
+  float* o;  // (value_dim,)
   float m, l;
   bool seen;  // whether it saw any token: if so, sums of infinities are NaN, and not those of an empty sequence
-  float o[kMaxHeadDim];
 };
 
 // Activation that gates one product by another (`jax_q4k.ACTIVATION_FUNCTIONS`).

@@ -114,6 +114,49 @@ def test_latent_pages(kernels, heads, kv_heads, head_dim, value_dim, dtype):
 
 @pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 70}, {"soft_cap": 2.0, "sinks": np.float32([0.5, -1, 2, -np.inf, 0, 3])}],
+    ids=str,
+)
+def test_pieces(kernels, options, latent, dtype):
+    """Pieces of several lengths; a token's bits are those of a decode step.
+
+    One sequence crosses the end of a part, and its piece the end of a block of tokens; pieces of
+    up to two tokens read keys in place.
+    """
+    lens, lengths, time = np.array([330, 40, 259], np.int32), np.array([45, 0, 2], np.int32), 45
+    (k, v), scales = cache(dtype, 64, 2, 64)
+    if latent:
+        v, options = None, options | {"value_dim": 32}
+        scales.pop("v_scales", None)
+    tables = np.random.default_rng(0).permutation(63).reshape(3, 21).astype(np.int32)
+    q = normal(3, time, 6, 64)
+    given, options = (k, v, tables, lens), options | scales
+    got, want = (
+        np.asarray(
+            jq.implementation(name)(jq.paged_attention)(q, *given, lengths=lengths, **options)
+        )
+        for name in ("native", "xla")
+    )
+    assert nmse(got, want) <= 1e-11
+    assert not got[1].any() and not got[2, 2:].any()
+    for count in (1, 2):  # the last tokens alone
+        alone = jq.implementation("native")(jq.paged_attention)(
+            q[:, 45 - count : 45], *given, lengths=np.minimum(lengths, count), **options
+        )
+        np.testing.assert_array_equal(alone[0], got[0, 45 - count :])
+    steps = np.arange(45)
+    with jq.implementation("native"):
+        decoded = jq.paged_attention(
+            q[0], k, v, np.repeat(tables[:1], 45, axis=0), steps + 286, **options
+        )
+    np.testing.assert_array_equal(decoded, got[0])
+
+
+@pytest.mark.grid(apart=["kernels"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_latent_rows_are_stored_as_keys_are(kernels, dtype):
     """Bits equal those of keys, whatever follows; the last of several tokens for a slot wins."""
     (pages, _), scales = cache(dtype, 3, 2, 96)

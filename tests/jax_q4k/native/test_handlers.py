@@ -110,7 +110,7 @@ def test_a_result_of_another_shape_is_refused():
     ],
 )
 def test_pages_without_kernels_are_refused(heads, page_size, head_dim, message):
-    q, lens = np.zeros((1, 2, head_dim), np.float32), np.ones(1, np.int32)
+    q, lens = np.zeros((1, 1, 2, head_dim), np.float32), np.ones(1, np.int32)
     pages, tables = (
         np.zeros((3, heads, page_size, head_dim), np.float32),
         np.zeros((1, 2), np.int32),
@@ -122,12 +122,15 @@ def test_pages_without_kernels_are_refused(heads, page_size, head_dim, message):
 
 
 Q, LENS = np.zeros((1, 2, 32), np.float32), np.ones(1, np.int32)
+ONE = Q[None]  # a piece of one token
 PAGES, TABLES, IDS = (
     np.zeros((3, 1, 16, 32), np.float32),
     np.zeros((1, 2), np.int32),
     np.zeros(2, np.int32),
 )
-PAGED = dict(scale=1.0, soft_cap=0.0, window=0, value_dim=0, contiguous=False, sinks=False)
+PAGED = dict(
+    scale=1.0, soft_cap=0.0, window=0, value_dim=0, contiguous=False, pieces=False, sinks=False
+)
 ROPE = dict(rope=False, latent=False, interleaved=False, norms=False, returned=False, eps=0.0)
 TURN = ROPE | {"rope": True}
 STATE = np.zeros((1, 2, 32, 32), np.float32)
@@ -166,30 +169,36 @@ BYTES, ANGLES = PAGES.astype(np.int8), np.zeros((1, 17), np.float32)
          "floats are multiplied as floats"),
         ("mlp", [X, PLANE, PLANE, THIN], MLP | {"residual": True}, X.shape, "residual is missing"),
         ("mlp", [X, PLANE, PLANE, THIN, X], MLP, X.shape, "too many operands"),
-        ("paged_attention", [Q, PAGES, PAGES, TABLES], PAGED, Q.shape, "context_lens is missing"),
-        ("paged_attention", [Q, PAGES, PAGES, TABLES, LENS], PAGED | {"sinks": True}, Q.shape,
-         "sinks is missing"),
-        ("paged_attention", [Q, PAGES, PAGES, LENS], PAGED | {"contiguous": True}, Q.shape,
+        ("paged_attention", [ONE, PAGES, PAGES, TABLES], PAGED, ONE.shape,
+         "context_lens is missing"),
+        ("paged_attention", [ONE, PAGES, PAGES, TABLES, LENS], PAGED | {"sinks": True},
+         ONE.shape, "sinks is missing"),
+        ("paged_attention", [ONE, PAGES, PAGES, TABLES, LENS], PAGED | {"pieces": True},
+         ONE.shape, "lengths is missing"),
+        ("paged_attention", [ONE.repeat(2, 1), PAGES, PAGES, TABLES, LENS], PAGED, (1, 2, 2, 32),
+         "pieces must have lengths"),
+        ("paged_attention", [ONE, PAGES, PAGES, LENS], PAGED | {"contiguous": True}, ONE.shape,
          "one row per sequence"),
-        ("paged_attention", [Q, PAGES, PAGES[:2], TABLES, LENS], PAGED, Q.shape,
+        ("paged_attention", [ONE, PAGES, PAGES[:2], TABLES, LENS], PAGED, ONE.shape,
          "v_pages has shape"),
-        ("paged_attention", [Q, BYTES, BYTES, TABLES, LENS], PAGED, Q.shape, "k_scales has"),
-        ("paged_attention", [Q[:, :, :16], PAGES, PAGES, TABLES, LENS], PAGED, (1, 2, 16),
+        ("paged_attention", [ONE, BYTES, BYTES, TABLES, LENS], PAGED, ONE.shape, "k_scales has"),
+        ("paged_attention", [ONE[..., :16], PAGES, PAGES, TABLES, LENS], PAGED, (1, 1, 2, 16),
          "do not fit the pages"),
-        ("paged_attention", [Q, PAGES, PAGES, TABLES.repeat(2, 0), LENS], PAGED, Q.shape,
+        ("paged_attention", [ONE, PAGES, PAGES, TABLES.repeat(2, 0), LENS], PAGED, ONE.shape,
          "block_tables has shape"),
-        ("paged_attention", [Q, PAGES, PAGES, TABLES, LENS], PAGED, (1, 2, 31), "out has shape"),
-        ("paged_attention", [Q, PAGES, PAGES, TABLES, LENS], PAGED | {"value_dim": 32}, Q.shape,
-         "block_tables has an element type"),
-        ("paged_attention", [Q, PAGES, TABLES, LENS], PAGED | {"value_dim": 24}, (1, 2, 24),
-         "value_dim must be a multiple of 16 up to 32"),
-        ("paged_attention", [Q, PAGES, TABLES, LENS], PAGED | {"value_dim": 48}, (1, 2, 48),
-         "value_dim must be a multiple of 16 up to 32"),
-        ("paged_attention", [Q, PAGES, TABLES, LENS], PAGED | {"value_dim": -16}, (1, 2, 16),
-         "value_dim must be a multiple of 16 up to 32"),
-        ("paged_attention", [Q, PAGES, TABLES, LENS], PAGED | {"value_dim": 16}, Q.shape,
+        ("paged_attention", [ONE, PAGES, PAGES, TABLES, LENS], PAGED, (1, 1, 2, 31),
          "out has shape"),
-        ("paged_attention", [Q, BYTES, TABLES, LENS], PAGED | {"value_dim": 16}, (1, 2, 16),
+        ("paged_attention", [ONE, PAGES, PAGES, TABLES, LENS], PAGED | {"value_dim": 32}, ONE.shape,
+         "block_tables has an element type"),
+        ("paged_attention", [ONE, PAGES, TABLES, LENS], PAGED | {"value_dim": 24}, (1, 1, 2, 24),
+         "value_dim must be a multiple of 16 up to 32"),
+        ("paged_attention", [ONE, PAGES, TABLES, LENS], PAGED | {"value_dim": 48}, (1, 1, 2, 48),
+         "value_dim must be a multiple of 16 up to 32"),
+        ("paged_attention", [ONE, PAGES, TABLES, LENS], PAGED | {"value_dim": -16}, (1, 1, 2, 16),
+         "value_dim must be a multiple of 16 up to 32"),
+        ("paged_attention", [ONE, PAGES, TABLES, LENS], PAGED | {"value_dim": 16}, ONE.shape,
+         "out has shape"),
+        ("paged_attention", [ONE, BYTES, TABLES, LENS], PAGED | {"value_dim": 16}, (1, 1, 2, 16),
          "k_scales has"),
         ("causal_attention", [Q[None], Q[None], Q[None, :, :, :24], LENS], CAUSAL, (1, 1, 2, 24),
          "value_dim must be a multiple of 16"),
@@ -275,10 +284,10 @@ def test_rotated_keys_need_a_result():
         ("mlp", [X, PLANE[:0], PLANE[:0], THIN[:, :0]], MLP, [(2, 256)]),
         ("embedding", [IDS[:0], X], {"format": "F32"}, [(0, 256)]),
         ("embedding", [IDS, X[:0]], {"format": "F32"}, [(2, 256)]),
-        ("paged_attention", [Q[:0], PAGES, PAGES, TABLES[:0], LENS[:0]], PAGED, [(0, 2, 32)]),
-        ("paged_attention", [Q, PAGES, PAGES, TABLES[:, :0], LENS], PAGED, [(1, 2, 32)]),
-        ("paged_attention", [Q, PAGES, TABLES[:, :0], LENS], PAGED | {"value_dim": 16},
-         [(1, 2, 16)]),
+        ("paged_attention", [ONE[:0], PAGES, PAGES, TABLES[:0], LENS[:0]], PAGED, [(0, 1, 2, 32)]),
+        ("paged_attention", [ONE, PAGES, PAGES, TABLES[:, :0], LENS], PAGED, [(1, 1, 2, 32)]),
+        ("paged_attention", [ONE, PAGES, TABLES[:, :0], LENS], PAGED | {"value_dim": 16},
+         [(1, 1, 2, 16)]),
         ("causal_attention", [Q[None, :0], Q[None, :0], Q[None, :0], LENS], CAUSAL,
          [(1, 0, 2, 32)]),
         ("rope_append", [PAGES, PAGES, Q[:0, :1], Q[:0, :1], LENS[:0]], ROPE, [PAGES.shape] * 2),
@@ -304,7 +313,7 @@ def test_nothing_is_no_fault(name, operands, attributes, results):
         ("linear", [X, PLANE], LINEAR, (2, 8)),
         ("mlp", [X, PLANE, PLANE, THIN], MLP, (2, 256)),
         ("embedding", [IDS, X], {"format": "F32"}, (2, 256)),
-        ("paged_attention", [Q, PAGES, PAGES, TABLES, LENS], PAGED, Q.shape),
+        ("paged_attention", [ONE, PAGES, PAGES, TABLES, LENS], PAGED, ONE.shape),
         ("causal_attention", [Q[None]] * 3 + [LENS], CAUSAL, (1, *Q.shape)),
         ("rotate", [Q, ANGLES[:, :8], ANGLES[:, :8]], {"interleaved": False}, Q.shape),
     ],

@@ -186,6 +186,9 @@ for m in (1, 70):
 pages, tables = [normal(80, 2, 16, 32) for _ in "kv"], np.arange(80, dtype=np.int32).reshape(1, 80)
 attended = jq.paged_attention(normal(1, 4, 32), *pages, tables, np.array([1270], np.int32))
 digest.update(np.asarray(attended).tobytes())
+for time in (5, 70):
+    attended = jq.paged_attention(normal(1, time, 4, 32), *pages, tables, np.array([1270]))
+    digest.update(np.asarray(attended).tobytes())
 q, k = normal(2, 90, 4, 32), normal(2, 90, 2, 32)
 digest.update(np.asarray(jq.causal_attention(q, k, k, np.array([90, 41]))).tobytes())
 for time in (1, 70):

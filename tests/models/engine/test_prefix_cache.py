@@ -116,9 +116,9 @@ def test_an_interrupt_between_and_within_pieces(
     monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
     """A prefix never keeps a KV cache that was donated to a step."""
-    loaded, prompt = model("llama-gqa"), (reference("llama-gqa").prompt.tolist() * 9)[:300]
+    loaded, prompt = model("llama-gqa"), (reference("llama-gqa").prompt.tolist() * 10)[:310]
     prefix = models.Prefix()
-    models.generate(loaded, prompt[:30], prefix=prefix, **FIELDS)
+    models.generate(loaded, prompt[:50], prefix=prefix, **FIELDS)
     dispatch, seen = Stepper.dispatch, []
 
     def interrupted(stepper: Stepper, plan: Plan) -> Any:

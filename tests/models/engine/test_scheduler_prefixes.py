@@ -34,6 +34,18 @@ def test_the_last_token_of_a_prompt_is_computed(length, reused):
     assert served(runner, prompt).reused == reused
 
 
+@pytest.mark.parametrize(
+    "shared, rest, reused", [(16, 64, 16), (16, 65, 0), (32, 65, 32), (32, 129, 0), (48, 129, 48)]
+)
+def test_a_cached_prefix_must_be_worth_more_programs(shared, rest, reused):
+    """A whole prompt takes one program, which costs as much as 24 tokens; pieces have 64 tokens."""
+    pieces = {"shapes": ((1, 64),), "fit": lambda lengths, whole: (1, 64)}
+    runner = make_runner(limits=dataclasses.replace(LIMITS, **pieces))
+    first = prompt_of(shared + 1, 1)
+    served(runner, first)
+    assert served(runner, first[:shared] + prompt_of(rest, 1, 1)).reused == reused
+
+
 def test_pages_of_an_answer_are_reused():
     """An answer's last token is never stored."""
     runner = make_runner()
