@@ -16,8 +16,8 @@ class Selection(NamedTuple):
     """Arguments of `implementation(...)`; `implementation` None means the platform's default.
 
     Attributes:
-      batch_invariant: whether the native products of experts add in one order however many of a
-        batch's tokens choose an expert. Deterministic engines set it.
+      batch_invariant: whether the native products of experts with float activations add in one
+        order however many of a batch's tokens choose an expert. Deterministic engines set it.
     """
 
     implementation: Implementation | None = None

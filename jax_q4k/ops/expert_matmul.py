@@ -8,8 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels import formats
-
 from ..arrays import QuantizedArray
 from ..arrays.transposed import TransposedArray
 from ..native import calls
@@ -88,20 +86,17 @@ def check_columns(x: jax.Array, name: str, w: Any) -> None:
 
 
 def quantizes(weights: Any, tokens: Any, activations: str | None) -> bool:
-    """Returns whether kernels may quantize this many tokens' activations to q8_1 for these stacks.
-
-    If so, the native kernels always do.
-    """
+    """Returns whether CUDA kernels may quantize so many tokens to q8_1 for these stacks."""
     return activations != "f32" and all(
         isinstance(w, QuantizedArray) and takes_q8_1(w.format, tokens, w.shape[2]) for w in weights
     )
 
 
-def quantizes_groups(weights: Any, tokens: Any, activations: str | None) -> bool:
-    """Like `quantizes`, for the native kernels, which take any number of tokens per expert."""
-    return quantizes(weights, tokens, activations) and all(
-        formats.get(w.format).int8_tile is not None for w in weights
-    )
+def quantizes_natively(weights: Any, tokens: Any, activations: str | None) -> bool:
+    """Like `packed_matmul.quantizes_natively`, for experts; float ones take floats."""
+    if activations is None:
+        return all(isinstance(w, QuantizedArray) for w in weights)
+    return quantizes(weights, tokens, activations)
 
 
 def reference(x: jax.Array, ids: jax.Array, w: Any, *, activations: str | None) -> jax.Array:
@@ -132,7 +127,7 @@ def ptx(
 
 def native(x: jax.Array, ids: jax.Array, w: Any, *, activations: str | None) -> jax.Array:
     """`expert_matmul` by the native kernels; `activations` None means q8_1."""
-    quantized = quantizes_groups([w], ids.shape[0], activations)
+    quantized = quantizes_natively([w], ids.shape[0], activations)
     rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
     return calls.expert_matmul(rows, ids, w, quantized=quantized).astype(x.dtype)
 

@@ -299,8 +299,8 @@ def native(*operands: Any, eps: float, activation: str, activations: str | None)
         given.weights,
         (given.gate, given.up, given.down),
         quantized=(
-            expert_matmul.quantizes_groups([given.gate, given.up], m, activations),
-            expert_matmul.quantizes_groups([given.down], m, activations),
+            expert_matmul.quantizes_natively([given.gate, given.up], m, activations),
+            expert_matmul.quantizes_natively([given.down], m, activations),
         ),
         activation=activation,
         biases=given.biases,

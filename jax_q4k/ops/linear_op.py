@@ -154,7 +154,7 @@ def native(
         x,
         weights,
         quantized=isinstance(weights[0], Packed)
-        and packed_matmul.quantizes(weights, x.shape[0], x.shape[1], activations),
+        and packed_matmul.quantizes_natively(weights, x.shape[0], x.shape[1], activations),
         norm_weight=norm_weight,
         eps=eps,
         biases=biases,

@@ -173,8 +173,8 @@ def native(*operands: Any, eps: float, activation: str, activations: str | None)
         up,
         down,
         quantized=(
-            packed_matmul.quantizes([gate, up], m, k, activations),
-            packed_matmul.quantizes([down], m, inner, activations),
+            packed_matmul.quantizes_natively([gate, up], m, k, activations),
+            packed_matmul.quantizes_natively([down], m, inner, activations),
         ),
         activation=activation,
         norm_weight=norm_weight,

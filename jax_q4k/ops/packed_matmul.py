@@ -41,12 +41,19 @@ def takes_q8_1(format: str, rows: int, columns: int) -> bool:
 
 
 def quantizes(weights: Any, rows: int, columns: int, activations: str | None) -> bool:
-    """Returns whether kernels may quantize this many activations to q8_1 for these weights.
+    """Returns whether CUDA kernels may quantize this many activations to q8_1 for these weights.
 
-    If so, the native kernels always do; CUDA kernels choose q8_1 or floats if `activations` is
-    None.
+    They choose q8_1 or floats if `activations` is None.
     """
     return activations != "f32" and all(takes_q8_1(w.format, rows, columns) for w in weights)
+
+
+def quantizes_natively(weights: Any, rows: int, columns: int, activations: str | None) -> bool:
+    """Returns whether the native kernels quantize activations to q8_1 for these weights.
+
+    By default they always do, so that a row's result does not depend on the number of rows.
+    """
+    return activations is None or quantizes(weights, rows, columns, activations)
 
 
 def reference(
@@ -109,7 +116,7 @@ def native(
     """`packed_matmul` by the native kernels, or its transpose; `activations` None means q8_1."""
     if transposed:
         return reference(x, w, activations="f32", transposed=True)
-    quantized = quantizes([w], x.shape[0], x.shape[1], activations)
+    quantized = quantizes_natively([w], x.shape[0], x.shape[1], activations)
     (y,) = calls.linear(x.astype(jnp.float32), [w], quantized=quantized)
     return y.astype(x.dtype)
 

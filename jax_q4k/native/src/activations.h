@@ -2,8 +2,7 @@
 
 #pragma once
 
-#include "kernels.h"
-#include "vectors.h"
+#include "sums.h"
 
 namespace jax_q4k {
 
@@ -75,10 +74,11 @@ inline void quantize_row(const float* x, int64_t k, RowSpan* spans) {
       int32_t total = 0;
       for (int i = 0; i < 2; ++i) {
         const int32_t part = lanes[i][2 * g] + lanes[i][2 * g + 1];
-        spans->scale16[2 * g + i] = scales[g], spans->sum16[2 * g + i] = scales[g] * static_cast<float>(part);
+        const int lane = lane16(2 * g + i);
+        spans->scale16[lane] = scales[g], spans->sum16[lane] = -scales[g] * static_cast<float>(part);
         total += part;
       }
-      spans->scale_sum32[g][0] = scales[g], spans->scale_sum32[g][1] = scales[g] * static_cast<float>(total);
+      spans->scale_sum32[scale_at(g)] = scales[g], spans->scale_sum32[sum_at(g)] = -scales[g] * static_cast<float>(total);
     }
     ((sums[0] + sums[1]) * Ints::all(-kZeroPoint)).store(spans->zero_point);
   }
@@ -88,12 +88,12 @@ inline void pack_rows(const RowSpan* rows, int64_t spans, int count, int64_t s, 
   if (count < kLanes) std::memset(block, 0, sizeof *block);
   for (int lane = 0; lane < count; ++lane) {
     const RowSpan& from = rows[lane * spans + s];
-    for (int i = 0; i < kSpan / 4; ++i) std::memcpy(block->values[i][lane], from.values[0] + 4 * i, 4);
+    for (int i = 0; i < kSpan / 4; ++i) std::memcpy(block->values[i][lane], from.values[i % 8 / 2] + i / 8 * 8 + i % 2 * 4, 4);
     for (int g = 0; g < 8; ++g) {
-      block->scale32[g][lane] = from.scale_sum32[g][0], block->sum32[g][lane] = from.scale_sum32[g][1];
+      block->scale32[g][lane] = from.scale_sum32[scale_at(g)], block->sum32[g][lane] = from.scale_sum32[sum_at(g)];
       block->zero_point[g][lane] = from.zero_point[2 * g] + from.zero_point[2 * g + 1];
     }
-    for (int g = 0; g < 16; ++g) block->sum16[g][lane] = from.sum16[g];
+    for (int g = 0; g < 16; ++g) block->sum16[g][lane] = from.sum16[lane16(g)];
   }
 }
 

@@ -59,21 +59,15 @@ Routes sorted(const int32_t* ids, int64_t slots, int64_t experts) {
   return routes;
 }
 
-// Checks that groups of int8 rows can have any size.
-void check_groups(Type type) {
-  if (!kernels->gemm[type]) fail("groups are multiplied as floats by " + std::string(kLayouts[type].name));
-}
-
-// How activations are multiplied: as int8, and by the same product whatever the number of a group's rows, because the
-// products for few and for many rows add in different orders.
+// How activations are multiplied: as int8 or as floats; floats by the same product whatever the number of a group's rows,
+// because the products for few and for many rows of floats add in different orders.
 struct Kind {
   bool quantized, one_product;
-  bool few(int64_t count, int64_t most) const { return !one_product && count <= most; }
 };
 
 // Prepares int8 activations of each group; `fill(i, spans)` writes those of sorted slot i.
 template <class Fill>
-std::vector<Prepared> quantized_groups(const Threads& threads, const Routes& routes, int64_t k, Kind kind, const Fill& fill) {
+std::vector<Prepared> quantized_groups(const Threads& threads, const Routes& routes, int64_t k, const Fill& fill) {
   const int64_t spans = (k + kSpan - 1) / kSpan;
   struct Task {
     int64_t first, count, block;  // block -1: rows
@@ -82,7 +76,7 @@ std::vector<Prepared> quantized_groups(const Threads& threads, const Routes& rou
   int64_t blocks = 0;
   for (const auto& group : routes.groups)
     for (int64_t i = 0; i < group.count; i += kLanes)
-      tasks.push_back({group.first + i, std::min<int64_t>(kLanes, group.count - i), kind.few(group.count, kGemvRows) ? -1 : blocks++});
+      tasks.push_back({group.first + i, std::min<int64_t>(kLanes, group.count - i), group.count <= kGemvRows ? -1 : blocks++});
   RowSpan* rows = scratch<RowSpan>(kSpans, routes.slots.size() * spans);
   BlockSpan* packed = scratch<BlockSpan>(kBlocks, blocks * spans);
   threads.run(static_cast<int64_t>(tasks.size()), kEasy * kLanes * k, [&](int64_t t) {
@@ -96,7 +90,7 @@ std::vector<Prepared> quantized_groups(const Threads& threads, const Routes& rou
   std::vector<Prepared> prepared;
   blocks = 0;
   for (const auto& group : routes.groups) {
-    const bool few = kind.few(group.count, kGemvRows);
+    const bool few = group.count <= kGemvRows;
     prepared.push_back({group.count, k, spans, nullptr, few ? rows + group.first * spans : nullptr, few ? nullptr : packed + blocks * spans});
     if (!few) blocks += (group.count + kLanes - 1) / kLanes;
   }
@@ -107,7 +101,7 @@ std::vector<Prepared> quantized_groups(const Threads& threads, const Routes& rou
 std::vector<Prepared> float_groups(const Routes& routes, const float* x, int64_t k, Kind kind) {
   std::vector<Prepared> prepared;
   for (const auto& group : routes.groups)
-    prepared.push_back({group.count, k, (k + kSpan - 1) / kSpan, x + group.first * k, nullptr, nullptr, kind.few(group.count, kFloatGemvRows)});
+    prepared.push_back({group.count, k, (k + kSpan - 1) / kSpan, x + group.first * k, nullptr, nullptr, !kind.one_product && group.count <= kFloatGemvRows});
   return prepared;
 }
 
@@ -123,7 +117,7 @@ std::vector<Prepared> of_tokens(const Threads& threads, const Routes& routes, co
       if (norm) kernels->normalize(x + j * k, norm, eps, k, normalized);
       kernels->quantize(norm ? normalized : x + j * k, k, tokens + j * spans);
     });
-    return quantized_groups(threads, routes, k, kind, [&](int64_t i, RowSpan* to) {
+    return quantized_groups(threads, routes, k, [&](int64_t i, RowSpan* to) {
       std::copy_n(tokens + routes.slots[i] / shared * spans, spans, to);
     });
   }
@@ -245,8 +239,6 @@ void expert_mlp(Call& call, std::string_view gate, std::string_view up, std::str
   if ((quantized && (net.gate.all.type >= kBlockFormats || net.up.all.type >= kBlockFormats)) ||
       (quantized_down && net.down.all.type >= kBlockFormats))
     fail("floats are multiplied as floats");
-  for (const Experts* w : {&net.gate, &net.up, &net.down})
-    if (w == &net.down ? quantized_down : quantized) check_groups(w->all.type);
   if (biases.size() != 3) fail("biases must say which of three there are");
   if (biases[0] == '1') net.gate_bias = operands.floats("gate's bias", {experts, inner});
   if (biases[1] == '1') net.up_bias = operands.floats("up's bias", {experts, inner});
@@ -265,7 +257,7 @@ void expert_mlp(Call& call, std::string_view gate, std::string_view up, std::str
     hidden(net, threads, routes, of_tokens(threads, routes, x + start * k, rows, top, k, net.norm, eps, kind), h);
     auto quantize = [&](int64_t i, RowSpan* to) { kernels->quantize(h + i * inner, inner, to); };
     const auto prepared =
-        quantized_down ? quantized_groups(threads, routes, inner, of_down, quantize) : float_groups(routes, h, inner, of_down);
+        quantized_down ? quantized_groups(threads, routes, inner, quantize) : float_groups(routes, h, inner, of_down);
     add_up(net, threads, routes, prepared, weights + start * top, rows, top, addend ? addend + start * n : nullptr, y + start * n);
   }
 }
@@ -280,7 +272,6 @@ void expert_matmul(Call& call, std::string_view format, bool quantized, bool one
   const Experts w = take_experts(operands, "w", format, -1, -1, k);
   if (given != m && given != m * top) fail("x must have a row for each token, or for each of its experts");
   if (quantized && w.all.type >= kBlockFormats) fail("floats are multiplied as floats");
-  if (quantized) check_groups(w.all.type);
   float* y = results.floats("y", {m, top, w.n});
   call.finish();
 

@@ -12,7 +12,7 @@
 namespace jax_q4k {
 
 #define JAX_Q4K_GEMV(format, ...) gemv<format>,
-#define JAX_Q4K_GEMM(format, ...) gemm_of<format>(),
+#define JAX_Q4K_GEMM(format, ...) gemm<format>,
 #define JAX_Q4K_DECODE(format, ...) decode_row<PackedRow<format>>,
 #define JAX_Q4K_FLOAT_GEMV(format, ...) float_gemv<PackedRow<format>>,
 #define JAX_Q4K_FLOAT_GEMM(format, ...) float_gemm<PackedRow<format>>,

@@ -15,6 +15,8 @@ namespace jax_q4k {
 constexpr int kSpan = 256;  // columns of a row that are processed at a time
 constexpr int kLanes = 16;  // rows of activations per block, one per lane, if there are many
 constexpr int kTile = 64;   // rows of weights that are then unpacked at a time
+constexpr int kPartSpans = 16;  // maximum spans of a row whose sums are kept apart by group; they are then added up
+constexpr int kUnpackedBytes = 2 * kTile * kPartSpans * kSpan;  // memory for a part of a tile; 1.5 times the weights are enough
 constexpr int kGemvRows = 8;     // maximum rows of activations for which weights are unpacked in registers
 constexpr int kFloatGemvRows = 4;  // the same for float activations
 constexpr int kDeltaColumns = 32;  // columns of a state (key_dim, value_dim) that process all tokens before the next columns
@@ -60,15 +62,15 @@ struct Matrix {
 
 // 256 activations of a row as int8 in groups of 32 (`jax_q4k.quantize_q8_1`), in four steps. Step i has columns
 // [8 i, 8 i + 8) of every group, so that two lanes, which sum products of four bytes, belong to a group, and for two
-// steps to half a group. The sums are scale * sum of values.
+// steps to half a group. The sums are -scale * sum of values. `sums.h` defines the order of scales and sums.
 struct alignas(64) RowSpan {
   int8_t values[4][64];
-  float scale_sum32[8][2];       // per group of 32
+  float scale_sum32[16];         // per group of 32
   float scale16[16], sum16[16];  // per 16 columns, for formats that scale these
   int32_t zero_point[16];          // -kZeroPoint * the sum of the values that a lane multiplies
 };
 
-// The same for 16 rows, one per lane.
+// The same for 16 rows, one per lane. Columns and groups are in order.
 struct alignas(64) BlockSpan {
   int8_t values[kSpan / 4][kLanes][4];
   float scale32[8][kLanes], sum32[8][kLanes], sum16[16][kLanes];
@@ -122,9 +124,10 @@ struct Kernels {
   void (*pack)(const RowSpan* rows, int64_t spans, int count, int64_t s, BlockSpan* block);
   // y[j * stride + r] = row (first + r) . row j of x, r < count, j < m <= kGemvRows.
   void (*gemv[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride);
-  // total[r * 16 * blocks + j] = row (first + r) . lane j of the blocks (blocks, spans), r < count <= kTile. Null for
-  // formats that few tensors of files have.
-  void (*gemm[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total);
+  // total[r * 16 * blocks + j] = row (first + r) . lane j of the blocks (blocks, spans), r < count <= kTile; uses
+  // kUnpackedBytes of memory, aligned to 64 bytes. The bits are those of `gemv`.
+  void (*gemm[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, void* memory,
+                              float* total);
   // Decodes row `row` to k floats.
   void (*decode[kTypes])(const Matrix&, int64_t row, float* y);
   // y[j * stride + r] = row (first + r) . row j of x (m, k), r < count, j < m <= kFloatGemvRows.

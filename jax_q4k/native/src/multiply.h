@@ -101,7 +101,7 @@ inline void multiply(const Matrix& w, int64_t first, int64_t count, const Prepar
   } else if (x.blocks) {
     const int64_t blocks = (x.m + kLanes - 1) / kLanes;
     float* total = scratch<float>(kTotals, kTile * blocks * kLanes);
-    kernels->gemm[w.type](w, first, count, x.blocks, blocks, total);
+    kernels->gemm[w.type](w, first, count, x.blocks, blocks, scratch<uint8_t>(kUnpacked, kUnpackedBytes), total);
     for (int64_t b = 0; b < x.m; b += kLanes)
       kernels->transpose(total + b, blocks * kLanes, count, std::min<int64_t>(kLanes, x.m - b), y + b * stride, stride);
   } else if (x.few) {

@@ -31,14 +31,11 @@ struct Product {
   bool gated() const { return !activation.empty(); }
 };
 
-void check(const Product& p, int64_t m) {
+void check(const Product& p) {
   if (p.gated()) activation_of(p.activation);
   if (p.gated() && (p.matrices.size() != 2 || p.matrices[0].n != p.matrices[1].n)) fail("gate and up must have as many rows");
   for (const Matrix& w : p.matrices)
     if (p.quantized && w.type >= kBlockFormats) fail("floats are multiplied as floats");
-  for (const Matrix& w : p.matrices)
-    if (p.quantized && m > kGemvRows && !kernels->gemm[w.type])
-      fail("more than 8 rows are multiplied as floats by " + std::string(kLayouts[w.type].name));
 }
 
 void apply(const Product& p, const Threads& threads, const float* x, int64_t m, const float* residual, const std::vector<float*>& y) {
@@ -97,7 +94,7 @@ void linear(Call& call, std::string_view formats, std::string_view biases, std::
   for (size_t i = 0; i < biases.size(); ++i)
     p.bias.push_back(biases[i] == '1' ? operands.floats("bias", {p.matrices[i].n}) : nullptr);
   const float* addend = residual ? operands.floats("residual", {m, p.matrices[0].n}) : nullptr;
-  check(p, m);
+  check(p);
   std::vector<float*> y;
   for (size_t i = 0; i < (p.gated() ? 1 : p.matrices.size()); ++i) y.push_back(results.floats("y", {m, p.matrices[i].n}));
   call.finish();
@@ -119,11 +116,11 @@ void mlp(Call& call, std::string_view formats, std::string_view down, std::strin
   const float* norm_weight = norm ? operands.floats("norm_weight", {k}) : nullptr;
   const Product in{take_matrices(operands, formats, k), quantized, activation, norm_weight, eps};
   if (!in.gated()) fail("activation is missing");
-  check(in, m);
+  check(in);
   const int64_t inner = in.matrices[0].n;
   const Product out{take_matrices(operands, down, inner), quantized_down};
   if (out.matrices.size() != 1) fail("down must be one matrix");
-  check(out, m);
+  check(out);
   const int64_t n = out.matrices[0].n;
   const float* addend = residual ? operands.floats("residual", {m, n}) : nullptr;
   float* y = results.floats("y", {m, n});

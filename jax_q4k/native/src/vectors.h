@@ -85,10 +85,29 @@ using SignedBytes = Vector<int8_t, 64>;
 using Words = Vector<uint32_t, 64>;
 using Ints = Vector<int32_t, 64>;
 using Floats = Vector<float, 64>;
+using EightFloats = Vector<float, 32>;
+using EightInts = Vector<int32_t, 32>;
 using Halves = Vector<uint16_t, 32>;  // f16, with as many lanes as Floats
 
-// a * b + c, rounded once (the compiler contracts it where the hardware can).
-JAX_Q4K_INLINE Floats fma(const Floats& a, const Floats& b, const Floats& c) { return a * b + c; }
+// a * b + c, rounded once if the hardware can. The compiler is not asked to contract, as it does that only sometimes.
+template <int N>
+JAX_Q4K_INLINE Vector<float, N> fma(const Vector<float, N>& a, const Vector<float, N>& b, const Vector<float, N>& c) {
+  Vector<float, N> d;
+  for (int i = 0; i < d.kParts; ++i) {
+    using Part [[maybe_unused]] = typename Vector<float, N>::Part;
+#if defined(__AVX2__)
+    if constexpr (sizeof(Part) == 32) d.part[i] = (Part)_mm256_fmadd_ps((__m256)a.part[i], (__m256)b.part[i], (__m256)c.part[i]);
+#if defined(JAX_Q4K_AVX512)
+    if constexpr (sizeof(Part) == 64) d.part[i] = (Part)_mm512_fmadd_ps((__m512)a.part[i], (__m512)b.part[i], (__m512)c.part[i]);
+#endif
+#elif defined(__aarch64__)
+    d.part[i] = (Part)vfmaq_f32((float32x4_t)c.part[i], (float32x4_t)a.part[i], (float32x4_t)b.part[i]);
+#else
+    d.part[i] = a.part[i] * b.part[i] + c.part[i];
+#endif
+  }
+  return d;
+}
 
 JAX_Q4K_INLINE Floats larger(const Floats& a, const Floats& b) {
   Floats c;
@@ -111,15 +130,18 @@ JAX_Q4K_INLINE Part shuffled(Part a, Part b) {
   return shuffled<kLane>(a, b, std::make_integer_sequence<int, static_cast<int>(sizeof(Part) / 4)>());
 }
 
-// Duplicates the first, or the last, of every two lanes.
-template <int kLast>
-constexpr int pair_lane(int i) { return i / 2 * 2 + kLast; }
-template <int kLast>
-JAX_Q4K_INLINE Floats in_pairs(const Floats& v) {
-  Floats w;
-  for (int i = 0; i < Floats::kParts; ++i) w.part[i] = shuffled<pair_lane<kLast>>(v.part[i], v.part[i]);
-  return w;
+// For every four lanes, takes the even, or the odd, two lanes of a and then those of b.
+template <int kOdd>
+constexpr int two_of_four(int i) { return i / 4 * 4 + i % 2 * 2 + kOdd + i % 4 / 2 * Floats::kPartLanes; }
+template <int kOdd>
+JAX_Q4K_INLINE Floats::Part halved(Floats::Part a, Floats::Part b) { return shuffled<two_of_four<kOdd>>(a, b); }
+// For every four lanes, sums of adjacent lanes: two sums of a and then two of b.
+JAX_Q4K_INLINE Ints::Part sums_of_pairs(Ints::Part a, Ints::Part b) {
+  const auto x = (Floats::Part)a, y = (Floats::Part)b;
+  return (Ints::Part)halved<0>(x, y) + (Ints::Part)halved<1>(x, y);
 }
+// Swaps the middle two of every four lanes, which is the order of `sums_of_pairs`.
+constexpr int middle_swapped(int i) { return i / 4 * 4 + (i % 4 == 1 ? 2 : i % 4 == 2 ? 1 : i % 4); }
 
 // For every 16 bytes, joins the first, or the last, eight bytes of a with those of b.
 template <int kLast>
@@ -182,24 +204,34 @@ JAX_Q4K_INLINE Part folded(Part v, const Operation& operation) {
   if constexpr (kApart == 0) return v;
   else return folded<kApart / 2>(operation(v, shuffled<lane_apart<kApart>>(v, v)), operation);
 }
-// Reduces all lanes in pairs by an operation on vectors.
-template <class Operation>
-JAX_Q4K_INLINE float reduced(const Floats& v, const Operation& operation) {
-  Floats::Part total = v.part[0];
-  for (int i = 1; i < Floats::kParts; ++i) total = operation(total, v.part[i]);
-  return folded<Floats::kPartLanes / 2>(total, operation)[0];
+// Reduces all lanes in pairs by an operation on vectors: lanes that are half a vector apart, then a quarter, and so on.
+template <int N, class Operation>
+JAX_Q4K_INLINE float reduced(Vector<float, N> v, const Operation& operation) {
+  for (int apart = v.kParts / 2; apart; apart /= 2)
+    for (int i = 0; i < apart; ++i) v.part[i] = operation(v.part[i], v.part[i + apart]);
+  return folded<Vector<float, N>::kPartLanes / 2>(v.part[0], operation)[0];
 }
-JAX_Q4K_INLINE float sum(const Floats& v) {
+template <int N>
+JAX_Q4K_INLINE float sum(const Vector<float, N>& v) {
   return reduced(v, [](auto a, auto b) { return a + b; });
 }
 JAX_Q4K_INLINE float highest(const Floats& v) {
   return reduced(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-JAX_Q4K_INLINE Floats to_float(const Ints& x) {
-  Floats y;
-  for (int i = 0; i < Ints::kParts; ++i) y.part[i] = __builtin_convertvector(x.part[i], Floats::Part);
+template <int N>
+JAX_Q4K_INLINE Vector<float, N> to_float(const Vector<int32_t, N>& x) {
+  Vector<float, N> y;
+  for (int i = 0; i < x.kParts; ++i) y.part[i] = __builtin_convertvector(x.part[i], typename Vector<float, N>::Part);
   return y;
+}
+
+// Swaps every even lane with the next one.
+template <class Element>
+JAX_Q4K_INLINE Vector<Element, 64> neighbours(const Vector<Element, 64>& v) {
+  Vector<Element, 64> w;
+  for (int i = 0; i < v.kParts; ++i) w.part[i] = shuffled<lane_apart<1>>(v.part[i], v.part[i]);
+  return w;
 }
 
 // Converts sixteen bytes to floats.
@@ -410,6 +442,45 @@ JAX_Q4K_INLINE Bytes joined(const uint8_t* a, const uint8_t* b, const uint8_t* c
   std::memcpy(&v.part[0], a, 16), std::memcpy(&v.part[1], b, 16), std::memcpy(&v.part[2], c, 16), std::memcpy(&v.part[3], d, 16);
 #endif
   return v;
+}
+
+// Stores 16 bytes at each address.
+JAX_Q4K_INLINE void store_quarters(const Bytes& v, uint8_t* a, uint8_t* b, uint8_t* c, uint8_t* d) {
+#if defined(__AVX2__)
+  auto store = [](uint8_t* to, __m128i x) __attribute__((always_inline)) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), x); };
+#if defined(JAX_Q4K_AVX512)
+  const __m512i all = (__m512i)v.part[0];
+  store(a, _mm512_castsi512_si128(all)), store(b, _mm512_extracti32x4_epi32(all, 1));
+  store(c, _mm512_extracti32x4_epi32(all, 2)), store(d, _mm512_extracti32x4_epi32(all, 3));
+#else
+  const __m256i low = (__m256i)v.part[0], high = (__m256i)v.part[1];
+  store(a, _mm256_castsi256_si128(low)), store(b, _mm256_extracti128_si256(low, 1));
+  store(c, _mm256_castsi256_si128(high)), store(d, _mm256_extracti128_si256(high, 1));
+#endif
+#else
+  std::memcpy(a, &v.part[0], 16), std::memcpy(b, &v.part[1], 16), std::memcpy(c, &v.part[2], 16), std::memcpy(d, &v.part[3], 16);
+#endif
+}
+
+// Stores 16 bytes of a, and then of b, at each address.
+JAX_Q4K_INLINE void store_pairs(const Bytes& a, const Bytes& b, uint8_t* first, uint8_t* second, uint8_t* third, uint8_t* fourth) {
+#if defined(__AVX2__)
+  auto store = [](uint8_t* to, __m256i x) __attribute__((always_inline)) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x); };
+#if defined(JAX_Q4K_AVX512)
+  const __m512i x = (__m512i)a.part[0], y = (__m512i)b.part[0];
+  const __m512i low = _mm512_permutex2var_epi64(x, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), y);
+  const __m512i high = _mm512_permutex2var_epi64(x, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), y);
+  store(first, _mm512_castsi512_si256(low)), store(second, _mm512_extracti64x4_epi64(low, 1));
+  store(third, _mm512_castsi512_si256(high)), store(fourth, _mm512_extracti64x4_epi64(high, 1));
+#else
+  const __m256i x[2] = {(__m256i)a.part[0], (__m256i)a.part[1]}, y[2] = {(__m256i)b.part[0], (__m256i)b.part[1]};
+  store(first, _mm256_permute2x128_si256(x[0], y[0], 0x20)), store(second, _mm256_permute2x128_si256(x[0], y[0], 0x31));
+  store(third, _mm256_permute2x128_si256(x[1], y[1], 0x20)), store(fourth, _mm256_permute2x128_si256(x[1], y[1], 0x31));
+#endif
+#else
+  store_quarters(a, first, second, third, fourth);
+  store_quarters(b, first + 16, second + 16, third + 16, fourth + 16);
+#endif
 }
 
 // Takes the even, or the odd, ones of eight pieces of 16 bytes.

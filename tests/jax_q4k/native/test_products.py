@@ -275,6 +275,45 @@ def test_rows_of_a_table(kernels):
         assert np.isnan(y[[1, 3]]).all()
 
 
+@pytest.mark.grid(apart=["kernels"])
+@pytest.mark.parametrize("blocks", [5, 8 * 19 + 1])  # one part of a row, and two of them
+@pytest.mark.parametrize("format", PRODUCTS)
+def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(kernels, format, blocks):
+    w, _ = matrix(format, 37, columns(format, blocks // 8, blocks % 8) or 256)
+    x = jnp.asarray(activations(33, w.shape[1]))
+    multiply = jax.jit(lambda x: calls.linear(x, [w], quantized=True)[0])
+    whole = np.asarray(multiply(x))
+    for rows in (1, 2, 3, 5, 8, 9, 16, 17):
+        for first in (0, 33 - rows):
+            part = np.asarray(multiply(x[first : first + rows]))
+            assert (part.view(np.int32) == whole[first : first + rows].view(np.int32)).all(), rows
+
+
+@pytest.mark.parametrize("columns", [31 * 256, 32 * 256, 33 * 256, 70 * 256])
+def test_bits_do_not_depend_on_how_many_rows_fit_the_cache(kernels, columns):
+    """Long rows are read in passes, which end elsewhere for other numbers of rows."""
+    for format in ("Q4_K", "Q6_K", "Q8_0"):
+        w, exact = matrix(format, 19, columns)
+        x = activations(9, columns)
+        whole = np.asarray(calls.linear(jnp.asarray(x), [w], quantized=True)[0])
+        assert nmse(whole, seen(x, True) @ exact.T) <= 1e-10
+        for rows in (1, 2, 4, 8):
+            part = calls.linear(jnp.asarray(x[:rows]), [w], quantized=True)[0]
+            np.testing.assert_array_equal(part, whole[:rows])
+
+
+@pytest.mark.parametrize("m", [3, 19])
+def test_bits_of_a_network_do_not_depend_on_the_number_of_rows(kernels, m):
+    gate, up = (matrix("Q4_K", 320, 512, seed=seed)[0] for seed in (1, 2))
+    down = matrix("Q8_0", 40, 320, seed=3)[0]
+    x, weight = jnp.asarray(activations(m, 512)), jnp.asarray(activations(1, 512)[0])
+    options = {"quantized": (True, True), "norm_weight": weight, "eps": 1e-5, "activation": "silu"}
+    whole = np.asarray(calls.mlp(x, gate, up, down, **options))
+    for i in range(m):
+        row = calls.mlp(x[i : i + 1], gate, up, down, **options)
+        np.testing.assert_array_equal(np.asarray(row)[0], whole[i])
+
+
 def test_float_results_do_not_depend_on_the_call(kernels):
     """Results of a row do not depend on the other rows, up to 4 rows and beyond."""
     w, _ = matrix("Q4_K", 300, 1024)
@@ -287,18 +326,3 @@ def test_float_results_do_not_depend_on_the_call(kernels):
     for start, stop in [(0, 1), (1, 3), (1, 4)]:
         np.testing.assert_array_equal(np.asarray(multiply(x[start:stop])), few[start:stop])
     assert nmse(few, whole[:4]) <= 1e-12
-
-
-def test_results_do_not_depend_on_the_call(kernels):
-    """Results of a row do not depend on the other rows, or on the run.
-
-    Few rows (at most 8) and more rows each have their own order of addition.
-    """
-    w, _ = matrix("Q4_K", 300, 1024)
-    x = jnp.asarray(activations(40, 1024))
-    multiply = jax.jit(lambda x: calls.linear(x, [w], quantized=True)[0])
-    whole, few = np.asarray(multiply(x)), np.asarray(multiply(x[:7]))
-    np.testing.assert_array_equal(np.asarray(multiply(x)), whole)
-    np.testing.assert_array_equal(np.asarray(multiply(x[8:])), whole[8:])
-    np.testing.assert_array_equal(np.asarray(multiply(x[4:7])), few[4:])
-    assert nmse(few, whole[:7]) <= 1e-12

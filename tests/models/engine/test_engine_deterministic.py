@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import jax_q4k as jq
-from jax_q4k import models
+from jax_q4k import models, native
+from jax_q4k.models.support.assets import demo_path
 
 from ..golden_files import model
 from .engine_runs import bits_of, differing, prompts_of
@@ -77,3 +78,26 @@ def check(name: str, activations: str | None, pages: int) -> None:
 )
 def test_bits_do_not_depend_on_other_requests(name: str, activations: str | None) -> None:
     check(name, activations, pages=12)
+
+
+@pytest.mark.slow("generates sixteen texts several times")
+@pytest.mark.skipif(not native.available(), reason=native.problem())
+def test_tokens_of_int8_products_do_not_depend_on_other_requests() -> None:
+    """The default engine: decode steps of 1 to 16 rows, pieces of any length, cached prefixes."""
+    demo = models.load(demo_path())
+    prompts = prompts_of(demo, [(16, 48 + i) for i in range(16)])
+    samplings = [
+        models.Sampling(max_new_tokens=64, ignore_end=True, temperature=0.8 * (i % 2), seed=i)
+        for i in range(16)
+    ]
+
+    def tokens(rows: int, order: slice, **options: Any) -> list[list[int]]:
+        small = {"max_rows": rows, "max_context": 192, "warm_up": False}
+        with models.Engine(demo, **(small | options)) as engine:
+            outputs = engine.generate(prompts[order], samplings[order])
+        return [output.tokens for output in outputs][order]
+
+    want = tokens(1, slice(None))
+    for rows, order in ((16, slice(None)), (5, slice(None, None, -1))):
+        assert not differing(tokens(rows, order), want), rows
+    assert not differing(tokens(6, slice(None), pages=40), want), "with preemptions"
