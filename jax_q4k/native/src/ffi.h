@@ -96,7 +96,7 @@ using Results = OperandReader<ffi::RemainingRets>;
 
 // Thread-local memory that grows and is kept, so that the steps of a loop need no new pages from the system. `kind`
 // separates uses that overlap in time.
-enum Scratch { kSpans, kBlocks, kNormalized, kTotals, kRows, kUp, kHidden, kQueries, kOutputs, kCopies, kPartQueries, kPartOutputs, kOfTokens, kGathered, kScratches };
+enum Scratch { kSpans, kBlocks, kNormalized, kTotals, kRows, kUp, kHidden, kQueries, kOutputs, kPartQueries, kPartOutputs, kOfTokens, kGathered, kScratches };
 template <class T>
 T* scratch(Scratch kind, size_t count) {
   struct Memory {
