@@ -138,19 +138,20 @@ void attend(const Threads& threads, const Pieces& pieces) {
   Query* part_queries = scratch<Query>(kPartQueries, stored);
   float* part_outputs = scratch<float>(kPartOutputs, stored * value_dim);
 
-  auto place = [&](const Block& block, int64_t i) {
-    return (block.sequence * pieces.time + block.token + i / group) * num_heads + block.head * group + i % group;
+  // Calls visit(i, token, head, vector) for each query of a block; `vector` is its index in q and out.
+  auto visit_queries = [&](const Block& block, const auto& visit) {
+    for (int64_t token = block.token, i = 0; token < block.token + block.count; ++token)
+      for (int64_t head = block.head * group; head < (block.head + 1) * group; ++head, ++i)
+        visit(i, token, head, (block.sequence * pieces.time + token) * num_heads + head);
   };
   auto attend_part = [&](const Block& block, int64_t part, Query* queries, float* o) {
     const int64_t count = block.count * group, start = (block.first_part() + part) * kPart;
-    float* copies = scratch<float>(kCopies, count * head_dim);  // adjacent: rows of q may share a set of L1
-    for (int64_t i = 0; i < count; ++i) {
+    visit_queries(block, [&](int64_t i, int64_t token, int64_t, int64_t vector) {
       Query& query = queries[i];
       start_query(query, o + i * value_dim, value_dim);
-      query.q = copies + i * head_dim;
-      std::copy_n(pieces.q + place(block, i) * head_dim, head_dim, copies + i * head_dim);
-      query.last = seen_last(block.before, block.token + i / group), query.first = seen_first(query.last);
-    }
+      query.q = pieces.q + vector * head_dim;
+      query.last = seen_last(block.before, token), query.first = seen_first(query.last);
+    });
     const int32_t row = static_cast<int32_t>(block.sequence);
     const int32_t* pages = pieces.tables ? pieces.tables + block.sequence * pieces.per_sequence : &row;
     kernels->attend[pieces.type](tokens, pages, block.head, std::max(start, block.first), std::min(start + kPart, block.last),
@@ -160,9 +161,9 @@ void attend(const Threads& threads, const Pieces& pieces) {
     for (int64_t i = 0; i < block.count * group; ++i) kernels->merge(part[i], value_dim, to + i);
   };
   auto finish = [&](const Block& block, const Query* queries) {
-    for (int64_t i = 0; i < block.count * group; ++i)
-      finish_query(queries[i], pieces.sinks ? pieces.sinks + block.head * group + i % group : nullptr, value_dim,
-                   pieces.out + place(block, i) * value_dim);
+    visit_queries(block, [&](int64_t i, int64_t, int64_t head, int64_t vector) {
+      finish_query(queries[i], pieces.sinks ? pieces.sinks + head : nullptr, value_dim, pieces.out + vector * value_dim);
+    });
   };
 
   const int64_t count = static_cast<int64_t>(tasks.size());
