@@ -26,7 +26,7 @@ CALL = 10e-6  # seconds: XLA's work between kernels, and waking a waiting thread
 PROMPT = 512
 #: Constants of `threads.h`, `kernels.h` and `attention_handlers.cpp`.
 WORTH_WAKING, WORTH_TAKING = 1 << 19, 1 << 14
-TILE, QUERY_TOKENS = 64, 16
+TILE, SHARING = 64, 64
 
 #: tasks of a call, and multiply-adds of each
 Call = tuple[int, float]
@@ -55,10 +55,10 @@ def attention(rows: int) -> Iterator[Call]:
     A step of one token without context takes no time.
     """
     c = LLAMA_1B
-    steps = rows // QUERY_TOKENS
     group = c.num_heads // c.num_kv_heads
+    steps = rows * group // SHARING
     for _ in range(c.num_layers if steps else 0):
-        yield c.num_kv_heads * steps, QUERY_TOKENS * group * rows * c.head_dim
+        yield c.num_kv_heads * steps, SHARING * rows * c.head_dim
 
 
 def seconds(calls: list[Call], rate: float, threads: int) -> float:

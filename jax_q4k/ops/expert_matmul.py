@@ -16,7 +16,7 @@ from ..sharding.layout import Layout, Parts, Rows
 from . import checks, expert_kernels, grouped, quantize_q8_1
 from .derivatives import Linear
 from .op import KernelCall, Op
-from .packed_matmul import takes_q8_1
+from .packed_matmul import INT8_COLUMNS, takes_q8_1
 from .vmaps import by_examples, by_rows
 
 
@@ -94,8 +94,9 @@ def quantizes(weights: Any, tokens: Any, activations: str | None) -> bool:
 
 def quantizes_natively(weights: Any, tokens: Any, activations: str | None) -> bool:
     """Like `packed_matmul.quantizes_natively`, for experts; float ones take floats."""
-    if activations is None:
-        return all(isinstance(w, QuantizedArray) for w in weights)
+    packed = all(isinstance(w, QuantizedArray) for w in weights)
+    if activations is None and packed and all(w.shape[2] % INT8_COLUMNS == 0 for w in weights):
+        return True
     return quantizes(weights, tokens, activations)
 
 

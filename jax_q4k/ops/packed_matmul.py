@@ -21,6 +21,9 @@ from .op import KernelCall, Op
 from .select_kernel import select_matmul_kernel
 from .vmaps import by_rows
 
+#: The native kernels quantize any number of rows if the number of columns is a multiple of this.
+INT8_COLUMNS = 64
+
 
 def packed_matmul(x: jax.Array, w: Packed, activations: str | None) -> jax.Array:
     """x (m, k) times dequantize(w) (n, k) transposed, accumulated in float32, of x's dtype.
@@ -51,9 +54,11 @@ def quantizes(weights: Any, rows: int, columns: int, activations: str | None) ->
 def quantizes_natively(weights: Any, rows: int, columns: int, activations: str | None) -> bool:
     """Returns whether the native kernels quantize activations to q8_1 for these weights.
 
-    By default they always do, so that a row's result does not depend on the number of rows.
+    By default they do if `columns` is a multiple of INT8_COLUMNS, so that a row's result does not
+    depend on the number of rows. Otherwise only few rows are quantized, as by CUDA kernels.
     """
-    return activations is None or quantizes(weights, rows, columns, activations)
+    always = activations is None and columns % INT8_COLUMNS == 0
+    return always or quantizes(weights, rows, columns, activations)
 
 
 def reference(

@@ -19,7 +19,7 @@ SOURCES = Path(build.__file__).with_name("src")
         ("threads.h", "kWorthWaking", cpu_threads.WORTH_WAKING),
         ("threads.h", "kWorthTaking", cpu_threads.WORTH_TAKING),
         ("kernels.h", "kTile", cpu_threads.TILE),
-        ("attention_handlers.cpp", "kQueryTokens", cpu_threads.QUERY_TOKENS),
+        ("attention_handlers.cpp", "kSharing", cpu_threads.SHARING),
     ],
 )
 def test_its_constants_are_those_of_the_kernels(file, constant, value):
