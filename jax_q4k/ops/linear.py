@@ -53,9 +53,9 @@ def matmul(
         eight rows, and XLA multiplies more by decoded weights. `q8_1`: x is quantized to int8 in
         groups of 32, on every implementation, wherever the CUDA path has a kernel for it: for up to
         eight rows (under `vmap`, of all examples together), and for more if k is a multiple of 64.
-        None: the selection of `jax_q4k.implementation`, else `f32` for xla, int8 for native, for any
-        number of rows if k is a multiple of 64, and the fastest for ptx and sim. The fastest is
-        `q8_1`, or for many rows on some GPUs x rounded to float16, with a power of two per 256
+        None: the selection of `jax_q4k.implementation`, else `f32` for xla, int8 for native (for
+        any number of rows if k is a multiple of 64), and the fastest for ptx and sim. The fastest
+        is `q8_1`, or for many rows on some GPUs x rounded to float16, with a power of two per 256
         columns of a row. For so many rows that XLA's product is faster, x and the decoded weights
         are rounded to float16, with a power of two per row.
 
