@@ -237,7 +237,8 @@ class Stepper:
             at = self._places(plan)
             found = self._prefill(plan, at)
             prompt_results = self._start_results(plan, at)
-            sampled.append(dataclasses.replace(found, vectors=None))  # frees them
+            # The executor keeps the vectors until the next pieces; a ticket must not, for longer.
+            sampled.append(dataclasses.replace(found, vectors=None))
             entries += [(piece, row, 0) for piece, row in zip(plan.pieces, at, strict=True)]
         self._copy(plan.saves, saves=True)
         if plan.rows:

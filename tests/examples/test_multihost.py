@@ -159,9 +159,13 @@ def test_generation_in_two_processes(kind: str) -> None:
     assert found == [want, want]
 
 
-def test_place_is_given_whole() -> None:
+@pytest.mark.parametrize(
+    "command", [["multihost_decode.py", "demo", "Once"], ["multihost_serve.py", "demo"]]
+)
+def test_place_is_given_whole(command: list[str]) -> None:
+    example, *arguments = command
     done = subprocess.run(
-        [sys.executable, "examples/multihost_decode.py", "demo", "Once", "--processes", "2"],
+        [sys.executable, f"examples/{example}", *arguments, "--processes", "2"],
         cwd=ROOT,
         capture_output=True,
         text=True,

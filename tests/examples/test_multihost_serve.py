@@ -251,16 +251,3 @@ def test_a_process_dies(cache: Path, killed: int) -> None:
         else:
             assert code == -signal.SIGABRT and "another task died" in text
             assert isinstance(error, httpx.TransportError | None)
-
-
-def test_place_is_given_whole() -> None:
-    done = subprocess.run(
-        [sys.executable, "examples/multihost_serve.py", "demo", "--processes", "2"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert "--coordinator, --processes and --process go together" in done.stderr
