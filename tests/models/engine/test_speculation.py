@@ -65,6 +65,20 @@ def test_drafts_that_do_not_pay_are_left_out() -> None:
         assert both[0].tokens == off.tokens and is_idle(engine)
 
 
+def test_steps_get_more_tokens_than_they_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step continues behind the drafts that were right."""
+    loaded = model("llama-gqa")
+    with exactly(loaded, draft=LOOKUP) as engine:
+        monkeypatch.setattr(engine._loop, "_steps", lambda: 2)
+        never(engine)
+        want = engine.generate(REPETITIVE, **FIELDS)
+        always(engine)
+        got = engine.generate(REPETITIVE, **FIELDS)
+        assert got.tokens == want.tokens and got.timings.accepted_tokens > 0
+        assert is_idle(engine)
+        engine.check()
+
+
 @pytest.mark.slow("compiles programs of a draft model and of an MTP layer")
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen35-mtp"])
 def test_steps_without_drafts_run_the_drafter(name: str) -> None:
