@@ -16,6 +16,7 @@ from jax_q4k.models.sampling.grammars import Matcher
 
 from .running import Running
 
+ENOUGH = 300  # tokens: an answer of these schemas ends before, however much white space it has
 MESSAGES: Any = [{"role": "user", "content": "Name a colour."}]
 SCHEMA = {
     "type": "object",
@@ -37,7 +38,7 @@ class Colour(pydantic.BaseModel):
 
 
 def post(server: Running, path: str, **body: Any) -> Any:
-    return server.client.post(path, json={"max_tokens": 60, **body})
+    return server.client.post(path, json={"max_tokens": ENOUGH, **body})
 
 
 def is_object(text: str) -> bool:
@@ -97,11 +98,11 @@ def test_openais_client(server: Running) -> None:
     """Its `parse` makes the schema of a class, and the class of the answer."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         found = client.chat.completions.parse(
-            model="demo", messages=MESSAGES, response_format=Colour, max_tokens=80
+            model="demo", messages=MESSAGES, response_format=Colour, max_tokens=ENOUGH
         )
         assert isinstance(found.choices[0].message.parsed, Colour)
         response = client.responses.parse(
-            model="demo", input="Name a colour.", text_format=Colour, max_output_tokens=80
+            model="demo", input="Name a colour.", text_format=Colour, max_output_tokens=ENOUGH
         )
         assert isinstance(response.output_parsed, Colour)
         assert response.text is not None and response.text.format is not None
@@ -113,7 +114,7 @@ def test_anthropics_client(server: Running) -> None:
         found = client.messages.create(
             model="demo",
             messages=MESSAGES,
-            max_tokens=60,
+            max_tokens=ENOUGH,
             output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
         )
     (part,) = found.content

@@ -73,7 +73,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Says:
 
 
 def chat(server: Running, **fields: Any) -> Any:
-    body = {"messages": MESSAGES, "max_tokens": 200, **fields}
+    body = {"messages": MESSAGES, "max_tokens": 200, "seed": 1, **fields}
     found = server.client.post("/v1/chat/completions", json=body)
     assert found.status_code == 200, found.text
     return found.json()
@@ -81,7 +81,7 @@ def chat(server: Running, **fields: Any) -> Any:
 
 def streamed(server: Running, **fields: Any) -> dict[int, dict[str, Any]]:
     """Returns the sum of each answer's deltas, in the form of a message, with its finish reason."""
-    body = {"messages": MESSAGES, "max_tokens": 200, "stream": True, **fields}
+    body = {"messages": MESSAGES, "max_tokens": 200, "seed": 1, "stream": True, **fields}
     text = server.client.post("/v1/chat/completions", json=body).text
     *events, done, _ = text.split("\n\n")
     assert done == "data: [DONE]"
@@ -210,7 +210,7 @@ def test_a_budget_of_thoughts(thinking: Running) -> None:
     """The thought ends in time, also before a form."""
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     form = {"type": "json_schema", "schema": schema | {"additionalProperties": False}}
-    fields = {"thinking_budget_tokens": 6, "logit_bias": {"0": -100}, "max_tokens": 60}
+    fields = {"thinking_budget_tokens": 6, "logit_bias": {"0": -100}, "max_tokens": 200}
     # The prompt begins the thought.
     fields |= {"messages": [*MESSAGES, {"role": "assistant", "content": "<think>\n"}]}
     fields |= {"continue_final_message": True, "temperature": 1.0}
