@@ -196,7 +196,7 @@ class Engine:
         self._adapters = Adapters(model, places, rank)
         stacks = self._adapters.stacks()
         selection = current_selection()._replace(batch_invariant=deterministic)
-        self._several = model.placement is not None and model.placement.spans_processes
+        self._several = model.spans_processes
         self.leads = not self._several or jax.process_index() == 0
         if self._several:
             check_processes(model)

@@ -34,8 +34,7 @@ def rows_at_once(model: Model, prompts: int, longest: int, capacity: int, cache_
     """
     if prompts == 1:
         return 1
-    placement = model.placement
-    if placement is not None and placement.spans_processes:  # all processes must agree
+    if model.spans_processes:  # all processes must agree
         return min(prompts, MAX_ROWS)
     free = free_bytes(model)
     if free is None:
@@ -70,7 +69,7 @@ def free_bytes(model: Model) -> int | None:
     devices = model.weights[0].devices()
     own = [device for device in devices if device.process_index == jax.process_index()]
     found = free_bytes_of(own)
-    if model.placement is None or not model.placement.spans_processes:
+    if not model.spans_processes:
         return found
     least = _least_of_all(_UNKNOWN if found is None else found)
     return None if least == _UNKNOWN else least

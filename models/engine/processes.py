@@ -239,7 +239,7 @@ def described(draft: Draft | None) -> str:
         raise ValueError("draft: a multi-token-prediction layer cannot run over several processes")
     if isinstance(draft, DraftModel):
         model: Any = draft.model
-        if model.placement is None or not model.placement.spans_processes:
+        if not model.spans_processes:
             raise ValueError("draft: the draft model must be on the mesh of the model")
         return f"{model.network.fingerprint()} {draft.tokens}"
     return repr(draft)

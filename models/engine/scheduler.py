@@ -55,7 +55,7 @@ class Limits:
     rows: int
     shapes: tuple[tuple[int, int], ...]
     step_tokens: int
-    program_cost: int = 24
+    program_cost: int = 12
     deterministic: bool = False
     fit: Callable[[list[int], bool], tuple[int, int]] | None = None
     reuses: bool = True

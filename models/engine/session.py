@@ -133,7 +133,7 @@ class Session:
         )
         if kept is not None:
             stepper.put_state(kept.state)
-        clock = placement is None or not placement.spans_processes
+        clock = not model.spans_processes
         scheduler = Scheduler(pools, limits, stepper.drafts_pay)
         self.loop = EngineLoop(
             scheduler,

@@ -360,7 +360,7 @@ class Stepper:
                 for speculates in (False, True)
             )
             self._compile([drafting])
-            if self._model.placement is not None and self._model.placement.spans_processes:
+            if self._model.spans_processes:
                 continue  # all processes must make the same calls
             alone = self._seconds(plain)
             self.draft_costs[rows] = max(self._seconds(drafting) - alone, 0.0) / alone

@@ -103,6 +103,11 @@ class Model:
     def placement(self) -> Placement | None:
         return self.network.placement
 
+    @property
+    def spans_processes(self) -> bool:
+        """Whether the model is on a mesh that has devices of other processes."""
+        return self.placement is not None and self.placement.spans_processes
+
     def decoder(self, weights: list[jax.Array] | None = None) -> Decoder:
         """Builds the decoder's modules from `weights`, which may be tracers.
 

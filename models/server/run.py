@@ -201,8 +201,8 @@ def serve(
         made.
     """
     settings = dataclasses.replace(settings or Settings(), **fields).serving_at(host, open=open)
-    placement = model.placement if isinstance(model, Model) else model.model.placement
-    if placement is not None and placement.spans_processes and jax.process_index():
+    served = model if isinstance(model, Model) else model.model
+    if served.spans_processes and jax.process_index():
         with model if isinstance(model, Engine) else Engine(model, constraints=True):
             return DRAINED
     listening, errors = listen(host, port), list[Exception]()

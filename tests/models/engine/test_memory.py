@@ -63,7 +63,9 @@ def test_memory_bounds_a_batch(monkeypatch):
     assert rows(GIB // 4, capacity=4096) < some
     assert rows(GIB // 4, longest=1000) < some
     sizes = dataclasses.replace(loaded.config, inner_sizes=(64, 4096))
-    loaded = types.SimpleNamespace(config=sizes, placement=None, padded_length=loaded.padded_length)
+    loaded = types.SimpleNamespace(
+        config=sizes, spans_processes=False, padded_length=loaded.padded_length
+    )
     uneven = rows(GIB // 4)
     loaded.config = dataclasses.replace(sizes, inner_sizes=None, intermediate_size=4096)
     assert 1 < rows(GIB // 4) == uneven < some

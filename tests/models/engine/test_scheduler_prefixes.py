@@ -39,7 +39,7 @@ def test_the_last_token_of_a_prompt_is_computed(length, reused):
 )
 def test_a_cached_prefix_must_be_worth_more_programs(shared, rest, reused):
     """A whole prompt takes one program, which costs as much as 24 tokens; pieces have 64 tokens."""
-    pieces = {"shapes": ((1, 64),), "fit": lambda lengths, whole: (1, 64)}
+    pieces = {"shapes": ((1, 64),), "fit": lambda lengths, whole: (1, 64), "program_cost": 24}
     runner = make_runner(limits=dataclasses.replace(LIMITS, **pieces))
     first = prompt_of(shared + 1, 1)
     served(runner, first)
