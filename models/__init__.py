@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from .files.lora import read_lora, with_lora
     from .files.mtp import load_nextn
     from .files.quantizing.imatrix import read_imatrix
-    from .files.quantizing.quantize import quantize, quantize_file
+    from .files.quantizing.plan import QuantizationPlan
+    from .files.quantizing.quantize import quantization_plan, quantize, quantize_file
     from .kv_cache import PagedCache
     from .kv_cache import recurrent_states as states
     from .network.build import named_tensors
@@ -65,6 +66,7 @@ __all__ = [
     "PagedCache",
     "Piece",
     "Prefix",
+    "QuantizationPlan",
     "Request",
     "Sampling",
     "Score",
@@ -85,6 +87,7 @@ __all__ = [
     "load_compiled",
     "load_nextn",
     "named_tensors",
+    "quantization_plan",
     "quantize",
     "quantize_file",
     "read_imatrix",

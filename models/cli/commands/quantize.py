@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 import jax_q4k as jq
 from jax_q4k import models
@@ -18,7 +19,7 @@ from jax_q4k import models
 from ...files.quantizing.recipes import RECIPES
 from ..arguments import add_model
 from ..options import add_no_cache
-from ..output import UsageError, bytes_progress, warnings_in_a_line
+from ..output import UsageError, bytes_progress, table_console, warnings_in_a_line
 
 _NUMBER = "[0-9]" * 5
 
@@ -32,12 +33,26 @@ def add_parser(commands: Any) -> None:
     )
     parser.set_defaults(command=_quantize, runs_programs=True)
     add_model(parser)
-    parser.add_argument("target", metavar="OUT.gguf")
+    parser.add_argument("target", metavar="OUT.gguf", nargs="?", help="not needed with --dry-run")
     parser.add_argument(
         "--type", type=str.upper, choices=RECIPES, default="Q4_K_M", help="default: Q4_K_M"
     )
     parser.add_argument(
         "--imatrix", metavar="FILE", help="llama.cpp's importance matrix, a GGUF file"
+    )
+    parser.add_argument(
+        "--tensor-type",
+        metavar="PATTERN=TYPE",
+        type=_choice,
+        action="append",
+        default=[],
+        help="type of the matrices in whose name a regular expression is found, such as "
+        "'attn_v=Q8_0' or 'blk\\.[0-3]\\.=Q6_K'; the first one that fits counts",
+    )
+    parser.add_argument("--output-type", metavar="TYPE", type=str.upper, help="of the output layer")
+    parser.add_argument("--embedding-type", metavar="TYPE", type=str.upper, help="of the embedding")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print types and sizes, and write nothing"
     )
     parser.add_argument("--force", action="store_true", help="replace OUT.gguf if it exists")
     parser.add_argument(
@@ -53,6 +68,11 @@ def _quantize(options: argparse.Namespace, notes: Console) -> None:
     from ...files.load import located  # imports JAX
 
     source = Path(located(options.model))
+    if options.dry_run:
+        _print_plan(source, options, notes)
+        return
+    if options.target is None:
+        raise UsageError("the file to write is missing: jax-q4k quantize MODEL OUT.gguf")
     _check_targets(source, options)
     started = time.perf_counter()
     try:
@@ -63,6 +83,7 @@ def _quantize(options: argparse.Namespace, notes: Console) -> None:
                 options.target,
                 options.type,
                 importance,
+                types=_types(options),
                 max_bytes=options.split_max_size,
                 progress=report,
             )
@@ -75,6 +96,45 @@ def _quantize(options: argparse.Namespace, notes: Console) -> None:
         f"[dim]{before:,} -> {after:,} bytes ({after / before:.1%}){files} in {seconds:.1f} s[/]",
         soft_wrap=True,
     )
+
+
+def _types(options: argparse.Namespace) -> dict[str, str]:
+    """Returns the types of tensors that options ask for, in the order of their precedence."""
+    found = {r"^output\.weight$": options.output_type, r"^token_embd\.": options.embedding_type}
+    found = {pattern: kind for pattern, kind in found.items() if kind is not None}
+    for pattern, kind in options.tensor_type:
+        found.setdefault(pattern, kind)
+    return found
+
+
+def _print_plan(source: Path, options: argparse.Namespace, notes: Console) -> None:
+    try:
+        importance = models.read_imatrix(options.imatrix) if options.imatrix else None
+        with warnings_in_a_line(notes):
+            plan = models.quantization_plan(source, options.type, importance, types=_types(options))
+    except ValueError as error:
+        raise UsageError(error) from error
+    table = Table("type", title="Bytes per type", title_justify="left")
+    for column in ("tensors", "bytes"):
+        table.add_column(column, justify="right")
+    for kind in dict.fromkeys(sorted(plan.types.values())):
+        names = [name for name, of_it in plan.types.items() if of_it == kind]
+        table.add_row(kind, f"{len(names):,}", f"{sum(map(plan.nbytes_of, names)):,}")
+    table_console().print(table)
+    before, after = _size(source), plan.nbytes
+    notes.print(
+        f"[dim]{before:,} -> {after:,} bytes of weights ({after / before:.1%}), "
+        f"{plan.bits_per_weight:.2f} bits per weight; nothing was written[/]",
+        soft_wrap=True,
+    )
+
+
+def _choice(text: str) -> tuple[str, str]:
+    """Parses PATTERN=TYPE."""
+    pattern, equals, kind = text.rpartition("=")
+    if not pattern or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} must be PATTERN=TYPE, such as attn_v=Q8_0")
+    return pattern, kind.upper()
 
 
 def _check_targets(source: Path, options: argparse.Namespace) -> None:

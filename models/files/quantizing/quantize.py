@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,14 @@ import numpy as np
 from jax_q4k import QuantizedArray, formats, gguf, quantizers
 
 from ...config import Config
-from ...config.tensors import check_tensors, expected_tensors
+from ...config.tensors import check_tensors
 from ...network.build import build, named_tensors
 from ...runner.model import Model
-from ...support.warn import warn
 from .. import fused, rope_divisors
 from ..gguf import completed, describe
-from ..sources import open_source
+from ..sources import TensorSource, open_source
 from . import recipes
+from .plan import Choices, QuantizationPlan, Types, choose_types
 
 _PIECE = 1 << 21  # weights decoded and quantized at a time; a few tens of megabytes
 
@@ -33,7 +32,13 @@ _PIECE = 1 << 21  # weights decoded and quantized at a time; a few tens of megab
 Importance = Mapping[str, Any]
 
 
-def quantize(model: Model, type: str, importance: Importance | None = None) -> Model:
+def quantize(
+    model: Model,
+    type: str,
+    importance: Importance | None = None,
+    *,
+    types: Types | None = None,
+) -> Model:
     """Quantizes a model's matrices by llama.cpp's recipe for `type`.
 
     Norms and biases become float32. A matrix that already has its type keeps its bytes. A matrix of
@@ -45,15 +50,19 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
       importance: GGUF tensor name -> non-negative weights (k,), or (experts, k) for experts, as
         returned by `read_imatrix`. Tensors without an entry are quantized without weights. The name
         of a fused tensor applies to all its parts.
+      types: regular expression -> ggml type, such as {"attn_v": "Q8_0", r"^output\\.": "Q4_K"}, for
+        matrices in whose name it is found; the first one counts. A type whose block does not
+        divide the rows is replaced, as in the recipe.
 
     Returns:
       A new model with the same configuration and tokenizer; `general.file_type` in its metadata
       names `type`.
 
     Raises:
-      ValueError: an unknown type; importance of an unknown tensor or a wrong shape; NaN, infinite
-        or too large weights, with the tensor's name. jax_q4k.GGUFError, a ValueError: the decoder's
-        tensors do not match its configuration. TypeError: not a Model.
+      ValueError: an unknown type; an expression in `types` that no name has; importance of an
+        unknown tensor or a wrong shape; NaN, infinite or too large weights, with the tensor's
+        name. jax_q4k.GGUFError, a ValueError: the decoder's tensors do not match its configuration.
+        TypeError: not a Model.
     """
     recipe = recipes.get(type)
     if not isinstance(model, Model):
@@ -66,7 +75,8 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
     importance = _checked(importance, model.config, shapes)
     packed = {n: t.format for n, t in named.items() if isinstance(t, QuantizedArray)}
     tensors = {}
-    for name, kind in _types(recipe, model.config, shapes, importance, packed).items():
+    args = recipe, Choices(types), model.config, shapes, importance, packed
+    for name, kind in choose_types(*args).items():
         pieces = list(
             _pieces(name, jax.tree.map(np.asarray, named[name]), kind, importance.get(name))
         )
@@ -81,6 +91,7 @@ def quantize_file(
     type: str,
     importance: Importance | None = None,
     *,
+    types: Types | None = None,
     max_bytes: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Path]:
@@ -89,7 +100,7 @@ def quantize_file(
     Args:
       source: a GGUF file, the folder of a Hugging Face checkpoint, or one .safetensors file in it.
       path: the GGUF file to write; a failure leaves it unchanged.
-      type, importance: as in `quantize`.
+      type, importance, types: as in `quantize`.
       max_bytes: limit per file, as in `save_gguf`.
       progress: called with (bytes written, total bytes).
 
@@ -101,91 +112,56 @@ def quantize_file(
         invalid; everything except the values of weights is checked before anything is written.
         OSError: a file cannot be read or written.
     """
-    recipe = recipes.get(type)
+    recipe, choices = recipes.get(type), Choices(types)
     with open_source(source) as opened:
-        shapes = opened.tensors
-        described = {
-            name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()
-        }
-        config, _ = describe(opened.metadata, described, opened.name)
-        importance = _checked(importance, config, shapes)
-
-        def pieces(name: str, kind: str) -> Iterator[np.ndarray]:
-            return _pieces(name, opened.read(name), kind, importance.get(name))
-
-        tensors = {
-            name: gguf.TensorPieces(kind, shapes[name], functools.partial(pieces, name, kind))
-            for name, kind in _types(recipe, config, shapes, importance, opened.packed).items()
-        }
-        tensors = fused.joined(config, tensors, os.fsdecode(path))
-        metadata, tensors = rope_divisors.in_metadata(config, opened.metadata, tensors)
+        metadata, tensors = _described(opened, recipe, choices, importance, os.fsdecode(path))
         metadata = completed(metadata, recipes.file_type(type))
         return gguf.write(path, metadata, tensors, max_bytes=max_bytes, progress=progress)
 
 
-def _types(
-    recipe: recipes.Recipe,
-    config: Config,
-    shapes: Mapping[str, tuple[int, ...]],
-    importance: Importance,
-    packed: Mapping[str, str],
-) -> dict[str, str]:
-    """Returns tensor name -> ggml type name, the same for all parts of a fused tensor.
+def quantization_plan(
+    source: str | os.PathLike[str],
+    type: str,
+    importance: Importance | None = None,
+    *,
+    types: Types | None = None,
+) -> QuantizationPlan:
+    """Returns what `quantize_file` would write, without reading the weights.
 
-    Warns of tensors that cannot have the recipe's type, and of tensors that are already packed.
-    packed: name -> type of the latter.
+    Takes the arguments of `quantize_file` and raises its errors.
     """
-    has_importance = bool(importance)
-
-    def choose(in_files: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-        args = recipe, config, in_files
-        types = recipes.tensor_types(*args, importance=has_importance)
-        _warn_of_fallbacks(recipes.wanted_types(*args, importance=has_importance), types)
-        return types
-
-    types = fused.types_by_file(config, shapes, choose)
-    _warn_of_packed(packed, types)
-    if has_importance:
-        _warn_of_unweighted(config, types, importance)
-    return types
-
-
-def _warn_of_fallbacks(wanted: Mapping[str, str], types: Mapping[str, str]) -> None:
-    """Warns of tensors that get another type than the recipe's, like llama-quantize."""
-    pairs = Counter((kind, types[name]) for name, kind in wanted.items() if types[name] != kind)
-    if pairs:
-        shown = ", ".join(f"{n} {kind} -> {got}" for (kind, got), n in sorted(pairs.items()))
-        warn(
-            f"{sum(pairs.values())} of {len(types)} tensors have rows that are not a multiple of "
-            f"their type's block, and get another type: {shown}"
-        )
-
-
-def _warn_of_unweighted(config: Config, types: Mapping[str, str], importance: Importance) -> None:
-    """Warns of matrices without an entry in the importance matrix, like llama-quantize."""
-    expected = expected_tensors(config)
-    matrices = [
-        name
-        for name, kind in types.items()
-        if kind not in gguf.PLAIN and not expected[name].entry.table
-    ]
-    if missing := [name for name in matrices if name not in importance]:
-        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        message = f"importance has no weights for {len(missing)} of {len(matrices)} matrices"
-        warn(f"{message}, which are quantized without: {shown}")
-
-
-def _warn_of_packed(packed: Mapping[str, str], types: Mapping[str, str]) -> None:
-    again = Counter(
-        kind
-        for name, kind in packed.items()
-        if types.get(name, kind) not in (kind, *gguf.PLAIN)  # floats hold what is packed
+    recipe, choices = recipes.get(type), Choices(types)
+    with open_source(source) as opened:
+        _, tensors = _described(opened, recipe, choices, importance, opened.name)
+    return QuantizationPlan(
+        {name: tensor.type for name, tensor in tensors.items()},
+        {name: tensor.shape for name, tensor in tensors.items()},
     )
-    if again:
-        shown = ", ".join(f"{count} {kind}" for kind, count in sorted(again.items()))
-        problem = f"{sum(again.values())} tensors are already quantized ({shown})"
-        advice = "quantizing them again adds error; start from a float model if there is one"
-        warn(f"{problem}: {advice}")
+
+
+def _described(
+    opened: TensorSource,
+    recipe: recipes.Recipe,
+    choices: Choices,
+    importance: Importance | None,
+    file: str,
+) -> tuple[Mapping[str, Any], dict[str, gguf.TensorPieces]]:
+    """Returns the metadata and the tensors of the file to write."""
+    shapes = opened.tensors
+    described = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    config, _ = describe(opened.metadata, described, opened.name)
+    weights = _checked(importance, config, shapes)
+
+    def pieces(name: str, kind: str) -> Iterator[np.ndarray]:
+        return _pieces(name, opened.read(name), kind, weights.get(name))
+
+    kinds = choose_types(recipe, choices, config, shapes, weights, opened.packed)
+    tensors = {
+        name: gguf.TensorPieces(kind, shapes[name], functools.partial(pieces, name, kind))
+        for name, kind in kinds.items()
+    }
+    tensors = fused.joined(config, tensors, file)
+    return rope_divisors.in_metadata(config, opened.metadata, tensors)
 
 
 def _pieces(

@@ -173,7 +173,13 @@ def tensor_types(
     importance: bool = False,
 ) -> dict[str, str]:
     """Like `wanted_types`, but with fallback types if k is not a multiple of the block size."""
-    wanted = wanted_types(recipe, model, shapes, importance=importance)
+    return fitting_types(wanted_types(recipe, model, shapes, importance=importance), shapes)
+
+
+def fitting_types(
+    wanted: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, str]:
+    """Replaces types whose block size does not divide k by their fallback types."""
     return {name: _fitting(kind, shapes[name]) for name, kind in wanted.items()}
 
 
@@ -183,6 +189,7 @@ def wanted_types(
     shapes: Mapping[str, tuple[int, ...]],
     *,
     importance: bool = False,
+    chosen: Callable[[str], str | None] = lambda name: None,
 ) -> dict[str, str]:
     """Returns tensor name -> ggml type name by the recipe, whether or not k fits the block size.
 
@@ -191,6 +198,8 @@ def wanted_types(
     Args:
       shapes: row-major shapes of all tensors of a model.
       importance: whether there is an importance matrix, with which smaller types suffice.
+      chosen: maps the name of a tensor that can be quantized to a type instead of the recipe's. As
+        in llama.cpp, such tensors do not count in rules for the first layers.
     """
     tied = "output.weight" not in shapes
     experts = max((s[0] for name, s in shapes.items() if "_exps." in name), default=0)
@@ -202,6 +211,9 @@ def wanted_types(
     seen: dict[str, int] = {}
     types = {name: "BF16" if _STORED_AS_BF16 in name else "F32" for name in shapes}
     for name in quantized:
+        if (kind := chosen(name)) is not None:
+            types[name] = kind
+            continue
         part, shape = parts[name], shapes[name]
         number = seen.get(part, 0)
         seen[part] = number + 1

@@ -267,3 +267,48 @@ def test_a_size_of_parts_that_is_none(size, run, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run("quantize", path("llama-gqa"), tmp_path / "out.gguf", f"--split-max-size={size}")
     assert f"{size!r} must be an integer, with or without M or G" in capsys.readouterr().err
+
+
+def test_types_of_tensors(run, tmp_path):
+    target = tmp_path / "out.gguf"
+    options = (
+        "--output-type",
+        "q8_0",
+        "--embedding-type",
+        "Q5_K",
+        "--tensor-type",
+        "attn_[kv]=q6_k",
+    )
+    assert run("quantize", path("llama-gqa"), target, *options)[0] == 0
+    types = {n: info.type.name for n, info in jq.gguf.read_header(target).tensors.items()}
+    assert (types["output.weight"], types["token_embd.weight"]) == ("Q8_0", "Q5_K")
+    assert types["blk.0.attn_k.weight"] == types["blk.1.attn_v.weight"] == "Q6_K"
+    assert types["blk.0.attn_q.weight"] == "Q4_K"
+
+
+def test_a_dry_run_writes_nothing(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("quantize", path("llama-gqa"), "--dry-run", "--type", "Q8_0")
+    assert code == 0 and not list(tmp_path.iterdir())
+    assert re.search(r"Q8_0 +│ +16 │ +[\d,]{7,} │", out)
+    assert re.search(r"bytes of weights \(\d+\.\d%\), 8\.5\d bits per weight; nothing was", err)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "the file to write is missing"),
+        (("out", "--tensor-type", "attn_v=Q9"), "has type 'Q9'"),
+        (("out", "--tensor-type", "nothing=Q8_0"), "'nothing' is found in no name"),
+    ],
+)
+def test_bad_types(run, tmp_path, options, message):
+    options = [tmp_path / option if option == "out" else option for option in options]
+    code, _, err = run("quantize", path("llama-gqa"), *options)
+    assert code == 2 and message in err
+
+
+def test_a_type_needs_a_pattern(run, capsys):
+    with pytest.raises(SystemExit):
+        run("quantize", path("llama-gqa"), "out", "--tensor-type", "attn_v")
+    assert "must be PATTERN=TYPE" in capsys.readouterr().err
