@@ -29,7 +29,7 @@ from ...sharding.plan import Rules, plan_sharding
 from ...support.json_fields import JSONFields
 from ...support.warn import warn
 from ..gguf import with_tokenizer
-from . import config_json, sentence_transformers, tensor_locations, tokenizer_files
+from . import config_json, model_card, sentence_transformers, tensor_locations, tokenizer_files
 from .safetensors import PACKED, TYPES, Weights
 from .tensor_locations import Location
 
@@ -80,12 +80,9 @@ class CheckpointSource:
         fields = JSONFields.read(folder / "config.json", config_json.MAX_CONFIG)
         self.description = config_json.describe(fields)
         self.config = self.description.config
-        # A folder's name need not be Unicode.
-        folder_name = folder.resolve().name.encode(errors="replace").decode()
-        title = {"general.type": "model", "general.name": folder_name or "model"}
         self.tokenizer = tokenizer_files.load(folder, fields, self.config.vocab_size)
         vectors = sentence_transformers.metadata(folder, self.config.architecture)
-        self.model_metadata: dict[str, Any] = self.description.metadata | title | vectors
+        self.model_metadata: dict[str, Any] = self.description.metadata | vectors
         self.model_metadata |= tokenizer_files.sampling(folder, fields)
         self._weights = Weights(location)
         self._decoder = self._of_the_decoder()
@@ -101,6 +98,7 @@ class CheckpointSource:
         self.tensors: dict[str, tuple[int, ...]] = {
             name: self._expected[name].shape for name in self._locations
         } | {name: values.shape for name, values in divisors.items()}
+        self.model_metadata |= model_card.metadata(folder, fields.values, self.tensors)
         self.nbytes = self._nbytes() | {name: values.nbytes for name, values in divisors.items()}
 
     def __enter__(self) -> CheckpointSource:

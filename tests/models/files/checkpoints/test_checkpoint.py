@@ -71,7 +71,7 @@ def refused(path: Path, message: str) -> jq.CheckpointError:
 def test_a_folder_whose_name_is_no_unicode(copy, tmp_path):
     folder = copy("llama").rename(tmp_path / os.fsdecode(b"tiny\xff"))
     models.quantize_file(folder, tmp_path / "out.gguf", "Q8_0")
-    assert models.from_gguf(tmp_path / "out.gguf").metadata["general.name"] == "tiny?"
+    assert models.from_gguf(tmp_path / "out.gguf").metadata["general.name"] == "Tiny?"
 
 
 @pytest.mark.usefixtures("exact")
@@ -86,7 +86,7 @@ def test_golden_logits_and_tokens(name, tmp_path, monkeypatch):
         monkeypatch.setattr(rope_json.Rope, "divisors", lambda *_: {"rope_freqs.weight": divisors})
     folder = checkpoints.write(tmp_path / "model", described, tensors, shards=1 + len(name) % 3)
     got, want = models.from_pretrained(folder), reference(name)
-    assert got.tokenizer is None and got.metadata["general.name"] == "model"
+    assert got.tokenizer is None and got.metadata["general.name"] == "Model"
     logits = np.asarray(got.logits(want.tokens[None]))[0]
     assert nmse(logits, want.logits) <= 1e-8
     assert nmse(logits, model(name).logits(want.tokens[None])[0]) <= 1e-10

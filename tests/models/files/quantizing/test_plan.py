@@ -53,7 +53,7 @@ def test_a_plan_is_what_would_be_written(tmp_path):
 
 
 def test_layers_with_a_choice_do_not_count():
-    """As in llama-quantize: Q4_K_S makes the first four layers' attn_v Q5_K."""
+    """Q4_K_S makes the first four layers' attn_v Q5_K, of those without a choice."""
     kept = models.quantization_plan(path("llama-gqa"), "Q4_K_S")
     assert kept.types["blk.1.attn_v.weight"] == "Q5_K"
     shown = models.quantization_plan(path("smollm3"), "Q4_K_S", types={r"blk\.0\.attn_v": "Q6_K"})
