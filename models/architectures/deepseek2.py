@@ -153,5 +153,6 @@ ARCHITECTURE = Architecture(
     interleaved_rope=True,
     yarn_keys=True,
     latent=True,
+    scales=("attention.scale",),
     attention_scale=attention_scale,
 )

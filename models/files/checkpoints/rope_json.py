@@ -97,6 +97,8 @@ class Rope:
             self.values |= self._yarn()
         elif self._kind == "longrope":
             self.values |= self._longrope()
+        if architecture.latent and self._kind not in ("default", "yarn"):
+            self.values |= self._latent_scale()
         if architecture.temperature:
             beta = self._fields.number("llama_4_scaling_beta", 0.0)
             self.values["attention.temperature_scale"] = beta
@@ -244,6 +246,15 @@ class Rope:
         if latent and log_multiplier:
             implied = 1.0
         return values | self._magnitude(magnitude / implied)
+
+    def _latent_scale(self) -> dict[str, float]:
+        """Returns MLA's factor of scores if mscale_all_dim, of any scaled rope, changes it."""
+        log_multiplier = self._fields.number("mscale_all_dim", 0.0)
+        if not log_multiplier or (factor := self._factor(1.0)) <= 1:
+            return {}
+        sizes = (self._config.integer(f"qk_{part}_head_dim", least=1) for part in ("nope", "rope"))
+        growth = 1 + 0.1 * log_multiplier * math.log(factor)
+        return {"attention.scale": float(np.float32(growth**2 / math.sqrt(sum(sizes))))}
 
     def _yarn_factor(self) -> float:
         """Returns YaRN's factor; by default the context length's ratio to the original one."""

@@ -98,6 +98,7 @@ def test_nan_stays_with_its_token(gating, normalize, groups, used):
         ((LOGITS, 2), {"gating": "relu"}, ValueError, "gating='relu' must be one of softmax, sig"),
         ((LOGITS, 2), {"groups": 5}, ValueError, "groups=5 must divide the number of experts, 12"),
         ((LOGITS, 2), {"groups_used": 2}, ValueError, "groups_used=2 must be 1 to groups=1"),
+        ((LOGITS, 2), {"group_best": 3}, ValueError, "group_best=3 must be 1 or 2"),
         ((LOGITS, 2), {"bias": BIAS[:3]}, ValueError, "bias has shape \\(3,\\)"),
         ((LOGITS.astype(int), 2), {}, TypeError, "logits has dtype int"),
         ((LOGITS[..., :0], 1), {}, ValueError, "its last axis must hold an expert"),

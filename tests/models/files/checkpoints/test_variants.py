@@ -59,7 +59,7 @@ def loaded(name, tmp_path, **changes) -> models.Model:
 @pytest.mark.slow("compiles a model for each case", quick=QUICK)
 @pytest.mark.parametrize("name", CASES)
 def test_the_logits_of_transformers(name, tmp_path, record_property):
-    """Compares the checkpoint, then its saved file; a cache gives the same tokens."""
+    """Compares the checkpoint, then its saved or converted file; a cache gives the same tokens."""
     given, tokens = loaded(name, tmp_path), expected()["tokens"]
     logits = given.logits(tokens[None])
     error = nmse(logits[0], expected()[name])
@@ -67,7 +67,10 @@ def test_the_logits_of_transformers(name, tmp_path, record_property):
         "figure", f"{name} checkpoint against transformers in float64: NMSE {error:.1e}"
     )
     assert error <= 1e-9
-    models.save_gguf(given, tmp_path / "model.gguf")
+    if name in QUICK:
+        models.quantize_file(tmp_path / "model", tmp_path / "model.gguf", "F32")
+    else:
+        models.save_gguf(given, tmp_path / "model.gguf")
     saved = models.from_gguf(tmp_path / "model.gguf")
     np.testing.assert_array_equal(saved.logits(tokens[None]), logits)
     steps = models.generate(saved, tokens[:4], max_new_tokens=5, ignore_end=True).tokens
@@ -120,6 +123,10 @@ def test_values_that_are_left_out():
     assert describe("qwen35moe", norm_topk_prob=False).config.experts.normalize  # as its class
     yarn = describe("llama-yarn-mscale", rope={"factor": None}).config
     assert yarn.rope_factor == 64 / 16
+    linear = {"rope_type": "linear", "mscale_all_dim": 1.1, "factor": 4.0}
+    scale = describe("deepseek3-no-interleave", rope=linear).config.attention_scale
+    with_yarn = describe("deepseek3-no-interleave").config.attention_scale
+    assert scale == pytest.approx(with_yarn, rel=1e-6)
     sections = describe("qwen35", rope={"mrope_section": [11, 11, 10]})
     assert sections.metadata["qwen35.rope.dimension_sections"].sum() == 8
 
