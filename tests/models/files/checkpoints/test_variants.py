@@ -88,7 +88,7 @@ def describe(name: str, rope: dict | None = None, **changes) -> config_json.Desc
 
 
 def test_saved_files_are_right_for_llama_cpp(tmp_path):
-    """What its keys and tensors can express is in them, without keys of this package."""
+    """llama.cpp's own keys and tensors express variants where it has them."""
     metadata = describe("gemma2-null").metadata
     assert metadata["gemma2.attn_logit_softcapping"] == 1e6  # it divides by the cap
     assert metadata["gemma2.final_logit_softcapping"] == 1e6
