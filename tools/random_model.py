@@ -138,7 +138,7 @@ QWEN_3_5_800M = Config(
     rope_theta=1e7,
     rope_dim=64,
     mixers=hybrid(24),
-    delta=Delta(key_heads=16, value_heads=16, head_dim=128, width=4),
+    delta=Delta(key_heads=16, value_heads=16, head_dim=128, width=4, value_dim=128),
 )
 
 QWEN_3_6_35B_A3B = Config(
@@ -156,7 +156,7 @@ QWEN_3_6_35B_A3B = Config(
     rope_dim=64,
     experts=Experts(count=256, used=8, size=512, shared_size=512),
     mixers=hybrid(40),
-    delta=Delta(key_heads=16, value_heads=32, head_dim=128, width=4),
+    delta=Delta(key_heads=16, value_heads=32, head_dim=128, width=4, value_dim=128),
 )
 
 GEMMA_4_31B = Config(

@@ -30,13 +30,15 @@ def route(
     bias: Any = None,
     groups: int = 1,
     groups_used: int = 1,
+    group_best: int = 2,
     normalize: bool = True,
     scale: float = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the `top` experts of each token by score, and these scores as weights.
 
     Experts are selected by score + bias. If there are several groups of experts, groups are
-    selected first, by the sum of their two best experts (https://arxiv.org/abs/2412.19437, 2.1.2).
+    selected first, by the sum of their two best experts (https://arxiv.org/abs/2412.19437, 2.1.2)
+    or by their best one (https://arxiv.org/abs/2405.04434, 2.2.2).
     Weights are the scores without the bias. Among equals, the lower id comes first.
 
     With `softmax` and `normalize`, weights are the softmax over the selected experts' logits, which
@@ -52,6 +54,7 @@ def route(
       bias: (experts,), added to scores for the selection only, or None.
       groups: number of equal groups of experts, a divisor of their number.
       groups_used: number of groups that a token's experts may come from.
+      group_best: number of experts whose scores add up to their group's, 1 or 2.
       normalize: whether weights are divided by their sum, at least 6.1e-5.
       scale: final factor of the weights.
 
@@ -63,7 +66,8 @@ def route(
       TypeError: a dtype that is not listed, an argument that is not a number. ValueError: shapes
         that don't fit, an unknown name, a number out of range.
     """
-    logits, bias, params = checked(logits, top, gating, bias, groups, groups_used, normalize, scale)
+    choice = top, gating, bias, groups, groups_used, group_best, normalize, scale
+    logits, bias, params = checked(logits, *choice)
     rows = Rows.of(logits)
     ids, weights = op.bind(rows.merge(logits).astype(jnp.float32), bias, **params)
     return rows.split(ids), rows.split(weights)
@@ -76,6 +80,7 @@ def checked(
     bias: Any,
     groups: int,
     groups_used: int,
+    group_best: int,
     normalize: bool,
     scale: float,
     *,
@@ -93,6 +98,8 @@ def checked(
         raise ValueError(f"groups={groups} must divide the number of experts, {experts}")
     if not 1 <= used <= groups:
         raise ValueError(f"groups_used={used} must be 1 to groups={groups}")
+    if (best := checks.integer("group_best", group_best)) not in (1, 2):
+        raise ValueError(f"group_best={best} must be 1 or 2")
     top, selectable = checks.integer("top", top), experts // groups * used
     if not 1 <= top <= selectable:
         raise ValueError(f"top={top} must be 1 to {selectable}, the experts to choose from")
@@ -106,6 +113,7 @@ def checked(
             "gating": gating,
             "groups": groups,
             "groups_used": used,
+            "group_best": best,
             "normalize": bool(normalize),
             "scale": checks.number("scale", scale),
         },
@@ -120,12 +128,13 @@ def reference(
     gating: str,
     groups: int,
     groups_used: int,
+    group_best: int,
     normalize: bool,
     scale: float,
 ) -> tuple[jax.Array, jax.Array]:
     """`route` of float32 logits (m, experts), in plain JAX."""
     scores = jax.nn.softmax(logits, axis=-1) if gating == "softmax" else jax.nn.sigmoid(logits)
-    ids = _chosen(jax.lax.stop_gradient(scores), bias, top, groups, groups_used)
+    ids = _chosen(jax.lax.stop_gradient(scores), bias, top, groups, groups_used, group_best)
     weights = jnp.take_along_axis(scores, ids, axis=-1)
     if normalize:
         weights = weights / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), LEAST_SUM)
@@ -136,15 +145,12 @@ def ptx(
     launch: KernelCall,
     logits: jax.Array,
     bias: jax.Array | None,
-    *,
-    groups: int,
-    groups_used: int,
     **params: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """`route` in one launch, or in plain JAX with groups or beyond the kernel's limits."""
     m, experts = logits.shape
-    if not a_warp_routes(experts, groups=groups, **params):
-        return reference(logits, bias, groups=groups, groups_used=groups_used, **params)
+    if not a_warp_routes(experts, **params):
+        return reference(logits, bias, **params)
     from ptx_kernels.kernels.route import route as route_kernel
 
     routing = kernel_routing(bias, **params)
@@ -154,9 +160,14 @@ def ptx(
 
 
 def native(
-    logits: jax.Array, bias: jax.Array | None, *, gating: str, **params: Any
+    logits: jax.Array, bias: jax.Array | None, *, gating: str, group_best: int, **params: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """`route` by the native kernel; a token's bits do not depend on the number of tokens."""
+    """`route` by the native kernel; a token's bits do not depend on the number of tokens.
+
+    Groups that are selected by their best expert alone are selected in plain JAX.
+    """
+    if params["groups"] > 1 and group_best != 2:
+        return reference(logits, bias, gating=gating, group_best=group_best, **params)
     return calls.route(logits, bias, softmax=gating == "softmax", least_sum=LEAST_SUM, **params)
 
 
@@ -166,14 +177,20 @@ def a_warp_routes(experts: int, *, top: int, groups: int, **_: Any) -> bool:
 
 
 def kernel_routing(bias: jax.Array | None, **params: Any) -> Any:
-    """Returns the kernels' `Routing` for the parameters of `route`, except the groups."""
+    """Returns the kernels' `Routing` for the parameters of `route`, whose groups it ignores."""
     from ptx_kernels.kernels.route import Routing
 
+    params = {name: value for name, value in params.items() if not name.startswith("group")}
     return Routing(bias=bias is not None, least=LEAST_SUM, **params)
 
 
 def _chosen(
-    scores: jax.Array, bias: jax.Array | None, top: int, groups: int, groups_used: int
+    scores: jax.Array,
+    bias: jax.Array | None,
+    top: int,
+    groups: int,
+    groups_used: int,
+    group_best: int,
 ) -> jax.Array:
     """Returns the ids int32 (m, top) of the best scores (m, experts)."""
     m, experts = scores.shape
@@ -181,7 +198,7 @@ def _chosen(
     biased = jnp.where(jnp.isnan(biased), jnp.inf, biased)
     if groups > 1:
         members = biased.reshape(m, groups, experts // groups)
-        best, _ = jax.lax.top_k(members, min(2, experts // groups))
+        best, _ = jax.lax.top_k(members, min(group_best, experts // groups))
         _, used = jax.lax.top_k(jnp.sum(best, axis=-1), groups_used)
         allowed = jnp.any(used[:, :, None] == jnp.arange(groups)[None, None], axis=1)
         biased = jnp.where(allowed[:, :, None], members, -jnp.inf).reshape(m, experts)

@@ -28,6 +28,7 @@ def routed_mlp(
     selection_bias: Any = None,
     groups: int = 1,
     groups_used: int = 1,
+    group_best: int = 2,
     normalize: bool = True,
     scale: float = 1.0,
     activation: str = "silu",
@@ -45,7 +46,7 @@ def routed_mlp(
     Args:
       x: (..., k) float32, bfloat16 or float16.
       logits: (..., experts).
-      top, gating, groups, groups_used, normalize, scale: see `route`.
+      top, gating, groups, groups_used, group_best, normalize, scale: see `route`.
       selection_bias: (experts,), the bias of `route`, or None.
       gate, up, down, activation, biases, down_scale, norm_weight, eps, residual, activations: see
         `expert_mlp`.
@@ -61,7 +62,7 @@ def routed_mlp(
     given, rows, dtype = expert_mlp.checked(
         x, gate, up, down, activation, biases, down_scale, norm_weight, residual
     )
-    choice = top, gating, selection_bias, groups, groups_used, normalize, scale
+    choice = top, gating, selection_bias, groups, groups_used, group_best, normalize, scale
     logits, bias, routing = route.checked(logits, *choice, bias_name="selection_bias")
     shape = *jnp.shape(x)[:-1], given.gate.shape[0]
     checks.same_shape("logits", logits, shape, "(..., experts)")
@@ -122,7 +123,6 @@ def ptx(launch: KernelCall, *operands: Any, routing: Any, **params: Any) -> jax.
     if not (mat_vecs and route.a_warp_routes(experts, **options)):
         chosen = route.ptx(launch, given.logits, given.selection_bias, **options)
         return expert_mlp.ptx(launch, *given.of_experts(*chosen), **params)
-    del options["groups"], options["groups_used"]
     kernel_routing = route.kernel_routing(given.selection_bias, **options)
     router = expert_kernels.Router(given.logits, given.selection_bias, kernel_routing)
     return expert_mlp.mat_vecs(launch, given.of_experts(), router, **params)

@@ -8,6 +8,14 @@ from typing import Any, Literal
 
 from .tensor_tables import ATTENTION, GATED_MLP, INPUT, NORMS, OUTPUT, Tensor
 
+#: Soft cap of scores or logits that changes no float32. Files store it for no cap, because
+#: llama.cpp divides by the cap.
+NO_CAP = 1e6
+
+#: Metadata key, without an architecture's name, of the number of experts whose scores add up to
+#: their group's. llama.cpp does not know it, and adds up two.
+GROUP_BEST = "jax_q4k.expert_group_best"
+
 #: Token mixer of a layer: attention, a gated delta net or a short convolution.
 MixerKind = Literal["attention", "delta", "convolution"]
 
@@ -62,19 +70,25 @@ class CheckpointClass:
     Attributes:
       stored: tensors whose names or layouts differ from `Tensor.checkpoint`.
       interleaved_rope: rope rotates dimensions (2i, 2i + 1), as in GGUF files of the architecture.
+      interleave_key: boolean key of config.json that may say otherwise.
       required: keys of config.json that this class requires and others do not.
       optional: keys that this class may omit and others may not.
       defaults: key of config.json -> its value if omitted.
       renamed: usual key of config.json -> this class's name for it.
       biases: boolean key of config.json -> groups of biases that it enables.
+      zero_biases: boolean key of config.json -> groups of biases, or optional vectors by GGUF name,
+        that checkpoints lack if it is false. GGUF files hold zeros, as llama.cpp requires.
       tensors: boolean key of config.json -> tensors that it enables, by GGUF name.
       held: tensors that are optional in GGUF files but always present in such checkpoints.
       lacking: boolean key of config.json -> function of (config, layer) that returns the tensors
         that the layer then lacks.
       window: whether sliding_window applies, or the boolean key that enables it.
       every_layer_windowed: the window applies to every layer, although GGUF files ignore it.
-      partial_rope: partial_rotary_factor may give the rotated fraction of a head.
+      partial_rope: partial_rotary_factor may give the rotated fraction of a head. Other classes
+        ignore it.
       sections: mrope_section gives the numbers of pairs rotated by time, height and width.
+      free_sections: they need not add up, because they only select positions, which are equal for
+        text.
       keys: further metadata: GGUF key -> key of config.json.
       optional_keys: like `keys`, for keys that config.json may omit.
       computed: function of config.json that returns further metadata, and overrides other keys.
@@ -98,11 +112,13 @@ class CheckpointClass:
     name: str
     stored: tuple[Stored, ...] = ()
     interleaved_rope: bool = False
+    interleave_key: str | None = None
     required: tuple[str, ...] = ("num_key_value_heads",)
     optional: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     biases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    zero_biases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tensors: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     held: tuple[str, ...] = ()
     lacking: Mapping[str, Callable[[Any, int], tuple[str, ...]]] = dataclasses.field(
@@ -112,6 +128,7 @@ class CheckpointClass:
     every_layer_windowed: bool = False
     partial_rope: bool = False
     sections: bool = False
+    free_sections: bool = False
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     optional_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     computed: Callable[[Any], Mapping[str, Any]] = lambda fields: {}
@@ -133,18 +150,18 @@ class CheckpointClass:
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """Routing of an architecture's MoE layers; a field that is None is read from metadata.
+    """Routing of an architecture's MoE layers.
 
     Attributes:
-      gating: function from logits to scores, "softmax" or "sigmoid".
-      normalize: whether the weights of a token's experts are normalized to sum to 1.
-      scaled: whether metadata may give a factor of the weights.
+      gating: function from logits to scores, "softmax" or "sigmoid"; None means that metadata has
+        it.
+      normalize: whether the weights of a token's experts are normalized to sum to 1, unless
+        metadata says otherwise.
       default_gating: function of (layers, vocab_size); used if metadata lacks the gating.
     """
 
     gating: Literal["softmax", "sigmoid"] | None = "softmax"
-    normalize: bool | None = True
-    scaled: bool = True
+    normalize: bool = True
     default_gating: Callable[[int, int], str] = lambda layers, vocab_size: "sigmoid"
 
 
@@ -184,7 +201,7 @@ class Architecture:
         rope scaling does not apply. "global": that of the other layers. None means that windowed
         layers rotate like all others.
       yarn_keys: `rope.scaling.yarn_*` may set YaRN's constants.
-      divisors_in_metadata: llama.cpp does not read `rope_freqs.weight` from such files.
+      rope_freqs: llama.cpp reads `rope_freqs.weight` from such files.
       temperature: `attention.temperature_scale` may scale queries by position.
       activation: a name of `jax_q4k.ACTIVATION_FUNCTIONS`, applied to the gate, or to `up` in
         networks without a gate.
@@ -193,13 +210,14 @@ class Architecture:
         window limits the context length.
       window: default of `attention.sliding_window` in tokens; 0: no layer is windowed.
       attention_soft_cap: default of `attn_logit_softcapping`; scores become
-        cap * tanh(score / cap). 0: no cap. None means that the key is rejected.
+        cap * tanh(score / cap). 0, `NO_CAP` or more: no cap. None means that the key is rejected.
       final_soft_cap: the same for logits, with `final_logit_softcapping`.
       scales: keys that metadata may set: `embedding_scale`, `residual_scale` (of sublayer outputs)
         and `attention.scale` (of scores).
       logit_scale: maps `logit_scale`, which files then must hold, to the factor of logits.
       embedding_scale: maps the config to the factor of embeddings; None means 1.
-      attention_scale: maps the config to the factor of scores; None means head_dim ** -0.5.
+      attention_scale: maps the config to the factor of scores if metadata has none; None means
+        head_dim ** -0.5.
       routing: routing of MoE layers.
       metadata: maps the config to further metadata of files, with keys relative to the name.
       norm_offset: added to the norm weights of checkpoints.
@@ -232,7 +250,7 @@ class Architecture:
     optional_rope: bool = False
     local_rope_theta: float | Literal["global"] | None = None
     yarn_keys: bool = False
-    divisors_in_metadata: bool = False
+    rope_freqs: bool = False
     temperature: bool = False
     activation: str = "silu"
     windowed: Callable[[int], bool] | None = None

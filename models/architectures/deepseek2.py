@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..support.json_fields import JSONFields
-from .base import Architecture, CheckpointClass, Routing, Stored
+from .base import GROUP_BEST, Architecture, CheckpointClass, Routing, Stored
 from .tensor_tables import EXPERTS, LATENT_ATTENTION, SELECTION_BIAS, SHARED_EXPERT, optional
 
 if TYPE_CHECKING:
@@ -39,8 +39,23 @@ def sizes(fields: JSONFields) -> dict[str, Any]:
 
 
 def with_softmax(fields: JSONFields) -> dict[str, Any]:
-    """Returns metadata with `sizes` and the routing of DeepSeek V2 (no groups of experts)."""
-    return {**sizes(fields), "expert_gating_func": 1, "expert_weights_norm": False}
+    """Returns metadata with `sizes` and the routing of DeepSeek V2.
+
+    Like transformers, reads groups of experts only if topk_method selects by groups, and ignores
+    norm_topk_prob.
+    """
+    values = {**sizes(fields), "expert_gating_func": 1, "expert_weights_norm": False}
+    method = fields.string("topk_method", "greedy")
+    if method == "greedy":
+        return values
+    if method != "group_limited_greedy":
+        supported = "greedy, group_limited_greedy"
+        fields.fail("topk_method", f"{method[:100]!r} is not supported; supported: {supported}")
+    return values | {
+        "expert_group_count": fields.integer("n_group"),
+        "expert_group_used_count": fields.integer("topk_group"),
+        GROUP_BEST: 1,
+    }
 
 
 def with_sigmoid(fields: JSONFields) -> dict[str, Any]:
@@ -73,6 +88,7 @@ V3 = CheckpointClass(
         ),
     ),
     interleaved_rope=True,
+    interleave_key="rope_interleave",
     required=("n_group", "topk_group"),
     defaults={"norm_topk_prob": True},
     keys={
@@ -93,11 +109,9 @@ V3 = CheckpointClass(
         "expert_group_used_count": "topk_group",
     },
     computed=with_sigmoid,
+    biases={"attention_bias": ("qkv", "attention_output")},
     implied={
         "num_key_value_heads": lambda config: config.num_heads,
-        "attention_bias": lambda _: False,
-        "mlp_bias": lambda _: False,
-        "rope_interleave": lambda _: True,
         "moe_layer_freq": lambda _: 1,
         "scoring_func": lambda _: "sigmoid",
         "topk_method": lambda _: "noaux_tc",
@@ -108,16 +122,16 @@ V3 = CheckpointClass(
 V2 = dataclasses.replace(
     V3,
     name="DeepseekV2ForCausalLM",
+    interleave_key=None,
     required=(),
-    defaults={"norm_topk_prob": False},
+    defaults={},
     keys={key: name for key, name in V3.keys.items() if name != "norm_topk_prob"},
     optional_keys={"attention.q_lora_rank": "q_lora_rank"},
     computed=with_softmax,
+    biases={**V3.biases, "mlp_bias": ("mlp",)},
     implied={
-        **V3.implied,
-        "norm_topk_prob": lambda _: False,
+        **{key: value for key, value in V3.implied.items() if key != "topk_method"},
         "scoring_func": lambda _: "softmax",
-        "topk_method": lambda _: "greedy",
     },
     held=(),
 )
@@ -135,9 +149,10 @@ ARCHITECTURE = Architecture(
     checkpoints=(V3, V2, GLM),
     attention=LATENT_ATTENTION,
     experts=EXPERTS + SHARED_EXPERT + optional(SELECTION_BIAS),
-    routing=Routing(gating=None, normalize=None, default_gating=default_gating),
+    routing=Routing(gating=None, normalize=False, default_gating=default_gating),
     interleaved_rope=True,
     yarn_keys=True,
     latent=True,
+    scales=("attention.scale",),
     attention_scale=attention_scale,
 )

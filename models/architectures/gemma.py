@@ -10,6 +10,7 @@ ARCHITECTURE = Architecture(
         CheckpointClass(
             "GemmaForCausalLM",
             required=("num_key_value_heads", "head_dim"),
+            biases={"attention_bias": ("qkv", "attention_output")},
             activations=("gelu",),  # in early files, although training used the approximation
             tied=True,
         ),

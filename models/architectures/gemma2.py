@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .base import Architecture, CheckpointClass
+import numpy as np
+
+from ..support.json_fields import JSONFields
+from .base import NO_CAP, Architecture, CheckpointClass
 from .tensor_tables import NORMS_AND_POST_NORMS
 
 if TYPE_CHECKING:
     from ..config import Config
 
 
-def query_pre_attn_scalar(config: Config, *, layers_of_27b: int = 46) -> int:
-    """Returns the number whose square root divides attention scores.
+def attention_scale(config: Config, *, layers_of_27b: int = 46) -> float:
+    """Returns the factor of attention scores in files without `attention.scale`.
 
-    GGUF has no key for it, so the 27B model is recognized by its number of layers.
+    llama.cpp reads no such key, and recognizes the 27B model by its number of layers.
     """
     is_27b = config.num_layers == layers_of_27b
-    return config.hidden_size // config.num_heads if is_27b else config.head_dim
+    return _size(is_27b, config.hidden_size, config.num_heads, config.head_dim) ** -0.5
+
+
+def score_scale(fields: JSONFields, *, layers_of_27b: int = 46) -> dict[str, Any]:
+    """Returns metadata with the factor of attention scores if `attention_scale` gives another."""
+    sizes = map(fields.integer, ("hidden_size", "num_attention_heads", "head_dim"))
+    implied = _size(fields.integer("num_hidden_layers") == layers_of_27b, *sizes)
+    size = fields.number("query_pre_attn_scalar", above=0.0, most=1e12)
+    return {} if size == implied else {"attention.scale": float(np.float32(size**-0.5))}
+
+
+def _size(is_27b: bool, hidden_size: int, heads: int, head_dim: int) -> int:
+    return hidden_size // max(heads, 1) if is_27b else head_dim
+
+
+def caps_and_scale(fields: JSONFields) -> dict[str, Any]:
+    """Returns metadata with the soft caps, which null turns off, and `score_scale`."""
+    keys = "attn_logit_softcapping", "final_logit_softcapping"
+    caps = {key: fields.number(key, NO_CAP, above=0.0, most=NO_CAP) for key in keys}
+    return caps | score_scale(fields)
 
 
 ARCHITECTURE = Architecture(
@@ -26,13 +48,14 @@ ARCHITECTURE = Architecture(
         CheckpointClass(
             "Gemma2ForCausalLM",
             required=("num_key_value_heads", "head_dim", "sliding_window"),
-            defaults={"query_pre_attn_scalar": 256},
-            window=True,
-            keys={
-                "attn_logit_softcapping": "attn_logit_softcapping",
-                "final_logit_softcapping": "final_logit_softcapping",
+            biases={"attention_bias": ("qkv", "attention_output")},
+            defaults={
+                "query_pre_attn_scalar": 256,
+                "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0,
             },
-            implied={"query_pre_attn_scalar": query_pre_attn_scalar},
+            window=True,
+            computed=caps_and_scale,
             tied=True,
         ),
     ),
@@ -43,6 +66,7 @@ ARCHITECTURE = Architecture(
     attention_soft_cap=50.0,
     final_soft_cap=30.0,
     embedding_scale=lambda config: config.hidden_size**0.5,
-    attention_scale=lambda config: query_pre_attn_scalar(config) ** -0.5,
+    scales=("attention.scale",),
+    attention_scale=attention_scale,
     norm_offset=1.0,
 )

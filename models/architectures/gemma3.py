@@ -9,11 +9,12 @@ from . import gemma2
 from .base import Architecture, CheckpointClass
 from .tensor_tables import ATTENTION, NORMS_AND_POST_NORMS, QK_NORMS
 
-query_pre_attn_scalar = functools.partial(gemma2.query_pre_attn_scalar, layers_of_27b=62)
+_LAYERS_OF_27B = 62
 
 TEXT = CheckpointClass(
     "Gemma3ForCausalLM",
     required=("num_key_value_heads", "head_dim"),
+    biases={"attention_bias": ("qkv", "attention_output")},
     defaults={"rope_theta": 1e6, "sliding_window": 4096, "query_pre_attn_scalar": 256},
     window=True,
     rope_by_type=True,
@@ -21,8 +22,8 @@ TEXT = CheckpointClass(
         "rope.freq_base_swa": "rope_local_base_freq",  # transformers 4
         "final_logit_softcapping": "final_logit_softcapping",
     },
+    computed=functools.partial(gemma2.score_scale, layers_of_27b=_LAYERS_OF_27B),
     implied={
-        "query_pre_attn_scalar": query_pre_attn_scalar,
         "sliding_window_pattern": lambda _: 6,
         "attn_logit_softcapping": lambda _: None,
     },
@@ -53,6 +54,7 @@ ARCHITECTURE = Architecture(
     final_soft_cap=0.0,
     local_rope_theta=10000.0,
     embedding_scale=lambda config: config.hidden_size**0.5,
-    attention_scale=lambda config: query_pre_attn_scalar(config) ** -0.5,
+    scales=("attention.scale",),
+    attention_scale=functools.partial(gemma2.attention_scale, layers_of_27b=_LAYERS_OF_27B),
     norm_offset=1.0,
 )

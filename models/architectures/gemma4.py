@@ -177,6 +177,7 @@ ARCHITECTURE = Architecture(
     per_layer_embeddings=True,
     final_soft_cap=30.0,
     local_rope_theta=10000.0,
+    rope_freqs=True,
     embedding_scale=lambda config: config.hidden_size**0.5,
     attention_scale=lambda config: 1.0,
 )

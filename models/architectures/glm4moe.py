@@ -46,5 +46,5 @@ ARCHITECTURE = Architecture(
     attention=ATTENTION + optional(QK_NORMS),
     norms=NORMS_AFTER_ATTENTION,
     experts=EXPERTS + SHARED_EXPERT + SELECTION_BIAS,
-    routing=Routing(gating=None, normalize=None),
+    routing=Routing(gating=None, normalize=False),
 )

@@ -30,8 +30,8 @@ ARCHITECTURE = Architecture(
                 "expert_used_count": "num_experts_per_tok",
                 "expert_feed_forward_length": "intermediate_size",
             },
+            zero_biases={"attention_bias": ("qkv", "attention_output")},
             implied={
-                "attention_bias": lambda _: True,
                 "swiglu_limit": lambda _: 7.0,
                 "swiglu_alpha": lambda _: 1.702,
             },
@@ -46,6 +46,5 @@ ARCHITECTURE = Architecture(
     biases=("qkv", "attention_output", "router", "experts"),
     activation="swiglu_oai",
     windowed=lambda layer: layer % 2 == 0,
-    divisors_in_metadata=True,
     window=128,
 )

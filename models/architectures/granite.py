@@ -26,6 +26,7 @@ ARCHITECTURE = Architecture(
     "granite",
     checkpoints=(TEXT,),
     interleaved_rope=True,
+    rope_freqs=True,
     optional_rope=True,
     scales=("embedding_scale", "residual_scale", "attention.scale"),
     logit_scale=lambda scale: 1 / scale,

@@ -15,6 +15,7 @@ STORED = (
     Stored("self_attn.q_layernorm", ("attn_q_norm",)),
     Stored("self_attn.k_layernorm", ("attn_k_norm",)),
     Stored("conv.conv", ("shortconv.conv",), channels=True),
+    Stored("conv.conv.bias", ("shortconv.conv",), suffix="bias"),
     Stored("operator_norm", ("attn_norm",)),
     Stored("ffn_norm", ("ffn_norm",)),
     Stored("feed_forward.w1", ("ffn_gate",)),
@@ -57,7 +58,8 @@ TEXT = CheckpointClass(
     defaults={"rope_theta": 1e6},
     keys={"shortconv.l_cache": "conv_L_cache"},
     computed=sizes,
-    implied={"conv_bias": lambda _: False},
+    biases={"conv_bias": ("convolution",)},
+    tensors={"conv_bias": ("shortconv.conv",)},
     tied=True,
     tied_key="tie_embedding",
 )

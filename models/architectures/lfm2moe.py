@@ -31,14 +31,12 @@ TEXT = dataclasses.replace(
         **lfm2.TEXT.keys,
         **EXPERT_KEYS,
         "leading_dense_block_count": "num_dense_layers",
+        "expert_weights_norm": "norm_topk_prob",
+        "expert_weights_scale": "routed_scaling_factor",
     },
+    defaults={**lfm2.TEXT.defaults, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
+    zero_biases={"use_expert_bias": ("exp_probs_b",)},
     computed=lambda fields: {**lfm2.kv_heads(fields), "expert_gating_func": 2},
-    implied={
-        **lfm2.TEXT.implied,
-        "use_expert_bias": lambda _: True,
-        "norm_topk_prob": lambda _: True,
-        "routed_scaling_factor": lambda _: 1.0,
-    },
 )
 
 ARCHITECTURE = Architecture(
@@ -48,6 +46,6 @@ ARCHITECTURE = Architecture(
     attention=ATTENTION + QK_NORMS,
     convolution=CONVOLUTION,
     experts=EXPERTS + SELECTION_BIAS,
-    routing=Routing(gating=None, scaled=False),
-    metadata=lambda config: {"expert_weights_norm": True},
+    routing=Routing(gating=None),
+    metadata=lambda config: {"expert_weights_norm": config.experts.normalize},
 )

@@ -32,4 +32,5 @@ ARCHITECTURE = Architecture(
     ),
     experts=EXPERTS + SHARED_EXPERT,
     interleaved_rope=True,
+    rope_freqs=True,
 )

@@ -49,6 +49,7 @@ ARCHITECTURE = Architecture(
     ),
     experts=EXPERTS + SHARED_EXPERT,
     interleaved_rope=True,
+    rope_freqs=True,
     yarn_keys=True,
     temperature=True,
 )

@@ -15,13 +15,14 @@ ARCHITECTURE = Architecture(
             window="use_sliding_window",
             keys={
                 **EXPERT_KEYS,
+                "expert_weights_norm": "norm_topk_prob",
                 "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
             },
+            defaults={"norm_topk_prob": False},
+            zero_biases={"qkv_bias": ("qkv",)},
             implied={
-                "norm_topk_prob": lambda _: False,
                 "mlp_only_layers": lambda _: [],
                 "decoder_sparse_step": lambda _: 1,
-                "qkv_bias": lambda _: True,
             },
         ),
     ),

@@ -23,7 +23,7 @@ def rope_sections(config: Config) -> dict[str, Any]:
 
 TEXT = CheckpointClass(
     "Qwen2VLForConditionalGeneration",
-    defaults={"rope_theta": 1e6},
+    defaults={"rope_theta": 1e6, "mrope_section": [16, 24, 24]},
     window="use_sliding_window",
     sections=True,
     tied_by_text=True,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
+from ..support.json_fields import JSONFields
 from .base import Architecture, CheckpointClass, Stored
 from .qwen2vl import rope_sections
 from .tensor_tables import DELTA, GATED_ATTENTION, NORMS_AFTER_ATTENTION, QK_NORMS
@@ -19,6 +22,13 @@ STORED = (
     Stored("linear_attn.norm", ("ssm_norm",), plain=True),
     Stored("linear_attn.out_proj", ("ssm_out",), value_heads=(1, "delta_head")),
 )
+
+
+def inner_size(fields: JSONFields) -> dict[str, Any]:
+    """Returns metadata with the total size of a token's values in a gated delta net."""
+    size = functools.partial(fields.integer, least=1, most=1 << 12)
+    return {"ssm.inner_size": size("linear_value_head_dim") * size("linear_num_value_heads")}
+
 
 TEXT = CheckpointClass(
     "Qwen3_5ForCausalLM",
@@ -42,6 +52,8 @@ TEXT = CheckpointClass(
     },
     partial_rope=True,
     sections=True,
+    free_sections=True,
+    biases={"attention_bias": ("qkv", "attention_output")},
     keys={
         "full_attention_interval": "full_attention_interval",
         "ssm.conv_kernel": "linear_conv_kernel_dim",
@@ -50,10 +62,9 @@ TEXT = CheckpointClass(
         "ssm.time_step_rank": "linear_num_value_heads",
     },
     implied={
-        "linear_value_head_dim": lambda config: config.delta.head_dim,
-        "attention_bias": lambda _: False,
         "attn_output_gate": lambda _: True,
     },
+    computed=inner_size,
     further_tensors="mtp.",
 )
 TEXT_AND_IMAGES = dataclasses.replace(

@@ -6,7 +6,7 @@ import dataclasses
 
 from . import qwen35
 from .base import CheckpointClass, Stored
-from .qwen3moe import EXPERT_KEYS
+from .qwen3moe import EXPERT_KEYS, SPARSE
 from .tensor_tables import EXPERTS, SHARED_EXPERT, SHARED_EXPERT_GATE
 
 #: Experts in stacks, unless each has its own tensors, and the gate of the shared expert.
@@ -29,12 +29,7 @@ def with_experts(checkpoint: CheckpointClass, name: str) -> CheckpointClass:
             "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
         },
         optional=("intermediate_size",),
-        implied={
-            **checkpoint.implied,
-            "norm_topk_prob": lambda _: True,
-            "mlp_only_layers": lambda _: [],
-            "decoder_sparse_step": lambda _: 1,
-        },
+        implied={**checkpoint.implied, **SPARSE},
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from .base import Architecture, CheckpointClass
 from .tensor_tables import ATTENTION, EXPERTS, QK_NORMS
 
@@ -12,17 +15,19 @@ EXPERT_KEYS = {
     "expert_feed_forward_length": "moe_intermediate_size",
 }
 
+#: Every layer has experts.
+SPARSE: dict[str, Callable[[Any], Any]] = {
+    "mlp_only_layers": lambda _: [],
+    "decoder_sparse_step": lambda _: 1,
+}
+
 TEXT = CheckpointClass(
     "Qwen3MoeForCausalLM",
     defaults={"norm_topk_prob": False},
     biases={"attention_bias": ("qkv", "attention_output")},
     window="use_sliding_window",
-    keys=EXPERT_KEYS,
-    implied={
-        "norm_topk_prob": lambda _: True,
-        "mlp_only_layers": lambda _: [],
-        "decoder_sparse_step": lambda _: 1,
-    },
+    keys={**EXPERT_KEYS, "expert_weights_norm": "norm_topk_prob"},
+    implied=SPARSE,
 )
 
 ARCHITECTURE = Architecture(

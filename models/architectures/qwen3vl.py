@@ -12,6 +12,7 @@ TEXT = CheckpointClass(
     defaults={"rope_theta": 500000.0},
     biases={"attention_bias": ("qkv", "attention_output")},
     sections=True,
+    free_sections=True,
     text_config=True,
 )
 

@@ -19,7 +19,7 @@ TEXT = dataclasses.replace(
     ),
     required=("num_key_value_heads",),
     keys=qwen3moe.EXPERT_KEYS,
-    implied=qwen3moe.TEXT.implied,
+    implied=qwen3moe.SPARSE,
 )
 
 ARCHITECTURE = dataclasses.replace(

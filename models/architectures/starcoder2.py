@@ -13,7 +13,7 @@ ARCHITECTURE = Architecture(
             defaults={"norm_epsilon": 1e-5},
             renamed={"rms_norm_eps": "norm_epsilon"},
             window=True,
-            implied={"use_bias": lambda _: True},
+            zero_biases={"use_bias": ("qkv", "attention_output", "mlp")},
             tied=True,
         ),
     ),

@@ -69,7 +69,7 @@ def optional(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 #: Groups of biases that files of any architecture may hold.
-OPTIONAL_BIASES = ("qkv", "attention_output", "mlp", "output")
+OPTIONAL_BIASES = ("qkv", "attention_output", "mlp", "output", "convolution")
 
 #: Suffixes of scales that any matrix may have, float32 (1,) or (experts,), as in NVFP4 files: the
 #: factor of its products, and the scale of calibrated activations, which products ignore.
@@ -121,15 +121,37 @@ GATED_ATTENTION = (dataclasses.replace(ATTENTION[0], shape="gated_q hidden"), *A
 
 #: Multi-head latent attention; queries may come from a low-rank vector of size `query_rank`.
 LATENT_ATTENTION = (
-    Tensor("attn_q", "attention.query", "self_attn.q_proj", "q hidden", unless="query_rank"),
-    Tensor("attn_q_a", "attention.query_a", "self_attn.q_a_proj", "query_rank hidden"),
+    Tensor(
+        "attn_q",
+        "attention.query",
+        "self_attn.q_proj",
+        "q hidden",
+        rotated="num_heads",
+        unless="query_rank",
+    ),
+    Tensor("attn_q_a", "attention.query_a", "self_attn.q_a_proj", "query_rank hidden", bias="qkv"),
     Tensor("attn_q_a_norm", "attention.query_a_norm", "self_attn.q_a_layernorm", "query_rank"),
-    Tensor("attn_q_b", "attention.query_b", "self_attn.q_b_proj", "q query_rank"),
-    Tensor("attn_kv_a_mqa", "attention.kv_a", "self_attn.kv_a_proj_with_mqa", "latent_key hidden"),
+    Tensor(
+        "attn_q_b", "attention.query_b", "self_attn.q_b_proj", "q query_rank", rotated="num_heads"
+    ),
+    Tensor(
+        "attn_kv_a_mqa",
+        "attention.kv_a",
+        "self_attn.kv_a_proj_with_mqa",
+        "latent_key hidden",
+        bias="qkv",
+        rotated="num_kv_heads",
+    ),
     Tensor("attn_kv_a_norm", "attention.kv_a_norm", "self_attn.kv_a_layernorm", "latent"),
     Tensor("attn_k_b", "attention.key_b", "self_attn.kv_b_proj", "heads latent key_part"),
     Tensor("attn_v_b", "attention.value_b", "self_attn.kv_b_proj", "heads value latent"),
-    Tensor("attn_output", "attention.output", "self_attn.o_proj", "hidden values"),
+    Tensor(
+        "attn_output",
+        "attention.output",
+        "self_attn.o_proj",
+        "hidden values",
+        bias="attention_output",
+    ),
 )
 
 #: Gated delta net, which replaces attention.
@@ -155,7 +177,13 @@ DELTA = (
 )
 #: Short convolution, which replaces attention.
 CONVOLUTION = (
-    Tensor("shortconv.in_proj", "convolution.input", "conv.in_proj", "hidden*3 hidden"),
+    Tensor(
+        "shortconv.in_proj",
+        "convolution.input",
+        "conv.in_proj",
+        "hidden*3 hidden",
+        bias="convolution",
+    ),
     Tensor(
         "shortconv.conv",
         "convolution.taps",
@@ -164,7 +192,22 @@ CONVOLUTION = (
         exact=True,
         table=True,
     ),
-    Tensor("shortconv.out_proj", "convolution.output", "conv.out_proj", "hidden hidden"),
+    Tensor(
+        "shortconv.conv",
+        "convolution.bias",
+        "conv.conv",
+        "hidden",
+        required=False,
+        suffix="bias",
+        exact=True,
+    ),
+    Tensor(
+        "shortconv.out_proj",
+        "convolution.output",
+        "conv.out_proj",
+        "hidden hidden",
+        bias="convolution",
+    ),
 )
 
 NORMS = (
@@ -225,9 +268,30 @@ EXPERTS = (
 )
 #: Shared expert, in models that have one.
 SHARED_EXPERT = (
-    Tensor("ffn_gate_shexp", "mlp.shared.gate", "mlp.shared_expert.gate_proj", "shared hidden", 0),
-    Tensor("ffn_up_shexp", "mlp.shared.up", "mlp.shared_expert.up_proj", "shared hidden", 0),
-    Tensor("ffn_down_shexp", "mlp.shared.down", "mlp.shared_expert.down_proj", "hidden shared", 1),
+    Tensor(
+        "ffn_gate_shexp",
+        "mlp.shared.gate",
+        "mlp.shared_expert.gate_proj",
+        "shared hidden",
+        0,
+        "mlp",
+    ),
+    Tensor(
+        "ffn_up_shexp",
+        "mlp.shared.up",
+        "mlp.shared_expert.up_proj",
+        "shared hidden",
+        0,
+        "mlp",
+    ),
+    Tensor(
+        "ffn_down_shexp",
+        "mlp.shared.down",
+        "mlp.shared_expert.down_proj",
+        "hidden shared",
+        1,
+        "mlp",
+    ),
 )
 SHARED_EXPERT_GATE = (
     Tensor("ffn_gate_inp_shexp", "mlp.shared_gate", "mlp.shared_expert_gate", "hidden", exact=True),

@@ -14,7 +14,7 @@ from jax_q4k import GGUFError
 from jax_q4k.gguf import REQUIRED, Fields
 
 from ..architectures import ARCHITECTURES
-from ..architectures.base import Architecture, MixerKind
+from ..architectures.base import NO_CAP, Architecture, MixerKind
 from . import (
     attention_fields,
     expert_fields,
@@ -127,8 +127,8 @@ class Config:
     @property
     def attention_scale(self) -> float | None:
         """Factor of attention scores; None means head_dim ** -0.5."""
-        implied = self.kind.attention_scale
-        return self.scales.attention if implied is None else implied(self)
+        scale, implied = self.scales.attention, self.kind.attention_scale
+        return scale if scale is not None or implied is None else implied(self)
 
     @property
     def logit_scale(self) -> float | None:
@@ -265,7 +265,9 @@ class Config:
             windowed_layers=windowed_layers,
             **_soft_caps(get, kind),
             scales=_scales(get, kind),
-            experts=expert_fields.read(get, kind, layers, vocab_size, _MAX_SIZE, max(inner)),
+            experts=expert_fields.read(
+                get, Fields(metadata, file), kind, layers, vocab_size, _MAX_SIZE, max(inner)
+            ),
         )
 
     def to_metadata(self) -> dict[str, Any]:
@@ -288,7 +290,7 @@ class Config:
         for name, key in _SOFT_CAPS.items():
             cap = getattr(self, name) or 0.0
             if cap != (getattr(self.kind, name) or 0.0):
-                values[key] = cap
+                values[key] = cap or NO_CAP
         scales = zip(_SCALES, self.scales, strict=True)
         values |= {key: scale for key, scale in scales if scale is not None}
         if self.kind.per_layer_embeddings:
@@ -296,7 +298,8 @@ class Config:
             values["attention.shared_kv_layers"] = self.shared_kv_layers
         values |= self.kind.metadata(self)
         prefixed = {f"{self.architecture}.{key}": value for key, value in values.items()}
-        return {"general.architecture": self.architecture, **prefixed}
+        own = expert_fields.own_keys(self.experts)
+        return {"general.architecture": self.architecture, **prefixed, **own}
 
 
 def _unsupported(architecture: Any) -> str:
@@ -332,7 +335,8 @@ def _soft_caps(get: Fields, kind: Architecture) -> dict[str, Any]:
             continue
         if default is None:
             get.fail(key, f"{value!r} is not supported")
-        caps[name] = get.number(key, default, above=0.0, most=1e6)
+        cap = get.number(key, default, above=0.0, most=NO_CAP)
+        caps[name] = None if cap == NO_CAP else cap
     return caps
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax_q4k.gguf import REQUIRED, Fields
 
-from ..architectures.base import Architecture, Routing
+from ..architectures.base import GROUP_BEST, Architecture, Routing
 
 MAX_EXPERTS = 1024  # per layer; far above any real model
 
@@ -28,7 +28,7 @@ class Experts:
       count, used: number of experts per layer, and per token.
       size: inner size of each expert. shared_size: inner size of the shared expert; 0: none.
       dense_layers: number of leading layers without experts.
-      gating, normalize, scale, groups, groups_used: arguments of `jax_q4k.route`.
+      gating, normalize, scale, groups, groups_used, group_best: arguments of `jax_q4k.route`.
     """
 
     count: int
@@ -41,15 +41,22 @@ class Experts:
     scale: float = 1.0
     groups: int = 1
     groups_used: int = 1
+    group_best: int = 2
 
 
 def read(
-    get: Fields, kind: Architecture, layers: int, vocab_size: int, max_size: int, inner: int
+    get: Fields,
+    file: Fields,
+    kind: Architecture,
+    layers: int,
+    vocab_size: int,
+    max_size: int,
+    inner: int,
 ) -> Experts | None:
     """Reads experts from the architecture's metadata; None means that every layer is dense.
 
-    max_size: largest accepted size. inner: inner size of a dense layer. Raises GGUFError that names
-    the invalid key.
+    get, file: metadata with and without the architecture's prefix. max_size: largest accepted size.
+    inner: inner size of a dense layer. Raises GGUFError that names the invalid key.
     """
     integer = functools.partial(get.integer, repeated=True)
     if not kind.experts:
@@ -74,6 +81,7 @@ def read(
         size=size,
         shared_size=shared,
         dense_layers=integer(_DENSE, 0, least=0, most=layers),
+        group_best=file.integer(GROUP_BEST, 2, least=1, most=2),
         **_routing(get, kind.routing, count, used, kind.routing.default_gating(layers, vocab_size)),
     )
 
@@ -82,7 +90,6 @@ def _routing(
     get: Fields, routing: Routing, count: int, experts_used: int, default_gating: str
 ) -> dict[str, Any]:
     gating: str | None = routing.gating
-    normalize = routing.normalize
     if gating is None:
         default = next(n for n, name in _GATINGS.items() if name == default_gating)
         number = get.integer(_GATING, default, least=0, most=255) or default
@@ -90,9 +97,7 @@ def _routing(
             known = ", ".join(f"{n} ({name})" for n, name in _GATINGS.items())
             get.fail(_GATING, f"{number} is not supported; supported: {known}")
         gating = _GATINGS[number]
-    if normalize is None:
-        normalize = get.boolean(_NORMALIZE, False)
-    scale = get.number(_SCALE, 0.0, above=-1e-6, most=1e6) if routing.scaled else 1.0
+    scale = get.number(_SCALE, 0.0, above=-1e-6, most=1e6)
     groups = get.integer(_GROUPS, 0, least=0, most=count) or 1
     if count % groups:
         get.fail(_GROUPS, f"{groups} must divide {_COUNT}={count}")
@@ -101,7 +106,7 @@ def _routing(
         get.fail(_USED, f"{experts_used} is above {limit}, the experts of {_GROUPS_USED}={used}")
     return {
         "gating": gating,
-        "normalize": normalize,
+        "normalize": get.boolean(_NORMALIZE, routing.normalize),
         "scale": scale if scale > 0 else 1.0,
         "groups": groups,
         "groups_used": used,
@@ -119,10 +124,16 @@ def write(experts: Experts | None, kind: Architecture) -> dict[str, Any]:
         _SCALE: (experts.scale, 1.0),
         _GROUPS: (experts.groups, 1),
         _GROUPS_USED: (experts.groups_used, experts.groups),
+        _NORMALIZE: (experts.normalize, kind.routing.normalize),
     }
     values |= {key: value for key, (value, default) in others.items() if value != default}
     if kind.routing.gating is None:
         values[_GATING] = {name: number for number, name in _GATINGS.items()}[experts.gating]
-    if kind.routing.normalize is None:
-        values[_NORMALIZE] = experts.normalize
     return values
+
+
+def own_keys(experts: Experts | None) -> dict[str, Any]:
+    """Returns metadata of the experts with this package's keys, which `read` reads as well."""
+    if experts is None or experts.group_best == Experts.group_best:
+        return {}
+    return {GROUP_BEST: experts.group_best}

@@ -102,10 +102,6 @@ def _of_kind(kind: Architecture) -> dict[str, tuple[Any, ...]]:
         numbers = {"softmax": (0, 1), "sigmoid": (0, 2)}[kind.routing.gating]
         # 3 is a softmax over the selected logits, which equals a normalized softmax over all.
         neutral["expert_gating_func"] = (*numbers, 3) if kind.routing.normalize else numbers
-    if kind.experts and kind.routing.normalize is not None:
-        neutral["expert_weights_norm"] = (kind.routing.normalize,)
-    if kind.experts and not kind.routing.scaled:
-        neutral["expert_weights_scale"] = (0, 1)
     return neutral
 
 

@@ -25,8 +25,9 @@ class Delta(NamedTuple):
 
     key_heads: int
     value_heads: int
-    head_dim: int  # of queries, keys and values
+    head_dim: int  # of queries and keys
     width: int  # tokens that its convolution sees
+    value_dim: int  # of values
 
     @property
     def keys(self) -> int:
@@ -36,7 +37,7 @@ class Delta(NamedTuple):
     @property
     def values(self) -> int:
         """Total elements of a token's values, over all heads."""
-        return self.value_heads * self.head_dim
+        return self.value_heads * self.value_dim
 
     @property
     def channels(self) -> int:
@@ -85,17 +86,16 @@ def _delta_layers(get: Fields, layers: int, blocks: int) -> tuple[MixerKind, ...
 def _delta(get: Fields) -> Delta:
     count = functools.partial(get.integer, least=1, most=_MAX_HEADS)
     keys, values = "ssm.group_count", "ssm.time_step_rank"
-    delta = Delta(
-        key_heads=count(keys),
-        value_heads=count(values),
-        head_dim=get.integer("ssm.state_size", least=1, most=_MAX_HEAD_DIM),
-        width=get.integer(_WIDTH, least=1, most=MAX_WIDTH),
-    )
-    if delta.value_heads % delta.key_heads:
-        get.fail(values, f"{delta.value_heads} must be a multiple of {keys}={delta.key_heads}")
-    if (inner := get.integer("ssm.inner_size", delta.values)) != delta.values:
-        get.fail("ssm.inner_size", f"is {inner}, expected {delta.values}, for {values} heads")
-    return delta
+    key_heads, value_heads = count(keys), count(values)
+    head_dim = get.integer("ssm.state_size", least=1, most=_MAX_HEAD_DIM)
+    if value_heads % key_heads:
+        get.fail(values, f"{value_heads} must be a multiple of {keys}={key_heads}")
+    most = _MAX_HEAD_DIM * value_heads
+    inner = get.integer("ssm.inner_size", head_dim * value_heads, least=1, most=most)
+    if inner % value_heads:
+        get.fail("ssm.inner_size", f"{inner} must be a multiple of {values}={value_heads}")
+    width = get.integer(_WIDTH, least=1, most=MAX_WIDTH)
+    return Delta(key_heads, value_heads, head_dim, width, inner // value_heads)
 
 
 def write(config: Any) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""Stores rope frequency divisors in metadata for architectures without a tensor for them.
+"""Stores YaRN's frequency divisors in metadata for architectures without a tensor for them.
 
-llama.cpp rejects files with a tensor that it does not read, but ignores unknown metadata keys.
+llama.cpp rejects files with a tensor that it does not read, but ignores unknown metadata keys. It
+then rounds YaRN's ramp to whole pairs, as its converter does. Divisors of other ropes stay tensors:
+without them the frequencies would be others altogether.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def in_metadata(
     Returns metadata and tensors.
     """
     full, left = gguf.Metadata(metadata), dict(tensors)
-    if config.kind.divisors_in_metadata and (found := left.pop(_TENSOR, None)) is not None:
+    in_files = config.kind.rope_freqs or config.yarn is None
+    if not in_files and (found := left.pop(_TENSOR, None)) is not None:
         pieces = [np.asarray(piece, np.float32).reshape(-1) for piece in found.pieces()]
         full[KEY] = np.concatenate(pieces).tolist()
     return full, left

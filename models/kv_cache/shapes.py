@@ -73,7 +73,7 @@ def state_shapes(config: Config, layer: int, batch: int) -> tuple[tuple[int, ...
     if mixer == "convolution":
         return ((batch, config.convolution_width, config.hidden_size),)
     if mixer == "delta" and delta is not None:
-        matrices = batch, delta.value_heads, delta.head_dim, delta.head_dim
+        matrices = batch, delta.value_heads, delta.head_dim, delta.value_dim
         return (batch, delta.width, delta.channels), matrices
     return ()
 

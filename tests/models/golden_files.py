@@ -127,7 +127,8 @@ def routes_given(name: str):
 
     def given(x, logits, gate, up, down, top, *, gating, selection_bias, **options):
         normalize, scale = options.pop("normalize"), options.pop("scale")
-        del options["groups"], options["groups_used"]  # only used for choosing
+        for name in ("groups", "groups_used", "group_best"):  # only used for choosing
+            del options[name]
         rows = next(routes)
         time = logits.shape[-2]
         ids = jnp.array(np.pad(rows, ((0, time - len(rows)), (0, 0)))).reshape(

@@ -93,13 +93,13 @@ class CheckpointSource:
         self._locations = self._match(
             {name: location for name, location in candidates.items() if self._is_part(name)}
         )
-        divisors = self.description.rope_divisors
+        self._made = self.description.rope_divisors | self._zeros()
         self.packed: dict[str, str] = {}  # empty: MXFP4 experts count as original weights
         self.tensors: dict[str, tuple[int, ...]] = {
             name: self._expected[name].shape for name in self._locations
-        } | {name: values.shape for name, values in divisors.items()}
+        } | {name: values.shape for name, values in self._made.items()}
         self.model_metadata |= model_card.metadata(folder, fields.values, self.tensors)
-        self.nbytes = self._nbytes() | {name: values.nbytes for name, values in divisors.items()}
+        self.nbytes = self._nbytes() | {name: v.nbytes for name, v in self._made.items()}
 
     def __enter__(self) -> CheckpointSource:
         return self
@@ -125,8 +125,8 @@ class CheckpointSource:
 
         Raises CheckpointError if a value is NaN or infinite, or the file has changed.
         """
-        if name in self.description.rope_divisors:
-            return self.description.rope_divisors[name]
+        if name in self._made:
+            return self._made[name]
         expected = self._expected[name]
         entry, is_bias = expected.entry, expected.is_bias
         values = tensor_locations.read(self._weights, self._locations[name], expected.shape)
@@ -137,10 +137,28 @@ class CheckpointSource:
         offset = entry.is_norm and not is_bias and not self._locations[name].plain
         if offset and self.config.kind.norm_offset:
             values += np.float32(self.config.kind.norm_offset)
-        stays = not self.config.interleaved_rope or self.description.checkpoint.interleaved_rope
+        stays = not self.config.interleaved_rope or self.description.interleaved_rope
         if entry.rotated is not None and not stays:
-            return interleaved(values, getattr(self.config, entry.rotated))
+            return interleaved(values, getattr(self.config, entry.rotated), self._rotated_last)
         return values
+
+    @property
+    def _rotated_last(self) -> int | None:
+        """Number of rotated dimensions, which are a head's last; None means all dimensions."""
+        return None if self.config.latent is None else self.config.rope_dim
+
+    def _zeros(self) -> dict[str, np.ndarray]:
+        """Returns zeros for biases that GGUF files hold and this checkpoint lacks, float32."""
+        return {
+            name: np.zeros(tensor.shape, np.float32)
+            for name, tensor in self._expected.items()
+            if self._is_zero(name)
+        }
+
+    def _is_zero(self, name: str) -> bool:
+        """Returns whether config.json says that the checkpoint lacks this bias."""
+        tensor, lacking = self._expected[name], self.description.zero_biases
+        return (tensor.entry.bias if tensor.is_bias else tensor.entry.gguf) in lacking
 
     def _nbytes(self) -> dict[str, int]:
         """Returns GGUF name -> bytes in the checkpoint.
@@ -282,6 +300,8 @@ class CheckpointSource:
         entry = self._expected[name].entry
         if name == "output.weight":
             return not self._tied
+        if self._is_zero(name):
+            return False
         if self._expected[name].is_bias:
             return entry.bias in (*self.config.kind.biases, *self.description.biases)
         if name.removesuffix(".weight") in self.description.lacking:
@@ -334,11 +354,16 @@ def name_in_decoder(name: str) -> str:
     return _DECODER.sub("model.", name).removeprefix("language_model.")
 
 
-def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+def interleaved(rows: np.ndarray, heads: int, last: int | None = None) -> np.ndarray:
     """Reorders rows of a query or key projection, or of its bias, for interleaved rope.
 
     Interleaved rope rotates dimensions (2i, 2i + 1) of a head, the checkpoint's (i, i + head_dim /
-    2). rows: (heads * head_dim, ...). Returns the same shape, contiguous.
+    2). rows: (heads * head_dim, ...). last: number of rotated dimensions, which are a head's last;
+    None means all. Returns the same shape, contiguous.
     """
-    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+    of_heads = rows.reshape(heads, -1, *rows.shape[1:])
+    start = 0 if last is None else of_heads.shape[1] - last
+    rotated = of_heads[:, start:]
+    halves = rotated.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2)
+    parts = of_heads[:, :start], halves.reshape(rotated.shape)
+    return np.concatenate(parts, axis=1).reshape(rows.shape)

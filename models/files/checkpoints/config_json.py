@@ -12,7 +12,7 @@ from jax_q4k import CheckpointError, GGUFError
 from jax_q4k.gguf import REQUIRED, Fields
 
 from ...architectures import ARCHITECTURES
-from ...architectures.base import Architecture, CheckpointClass
+from ...architectures.base import GROUP_BEST, Architecture, CheckpointClass
 from ...config import Config
 from ...config.config import MAX_LAYERS
 from ...support.json_fields import JSONFields
@@ -70,6 +70,8 @@ _SAME = {
 
 #: `Architecture.activation` -> value of hidden_act.
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "swiglu_oai": "silu"}
+#: Keys for which null turns something off; for others it selects the default.
+_NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 _FULL, _WINDOWED = "full_attention", "sliding_attention"
 #: Token mixer -> value in layer_types.
 _MIXERS = {"delta": "linear_attention", "convolution": "conv"}
@@ -83,9 +85,11 @@ class Description:
     checkpoint: CheckpointClass
     metadata: dict[str, Any]
     biases: tuple[str, ...]  # groups of biases, in addition to the architecture's own
+    zero_biases: tuple[str, ...]  # groups of biases and names of vectors that it lacks
     tensors: tuple[str, ...]  # GGUF names of optional tensors that it holds
     lacking: frozenset[str]  # tensors that layers lack, such as "blk.0.attn_v"
     tied: bool  # the embedding is the output layer, unless the files hold another
+    interleaved_rope: bool  # rope rotates dimensions (2i, 2i + 1)
     rope_divisors: dict[str, np.ndarray]  # GGUF name -> float32 (rope_dim / 2,)
     multimodal: bool  # it holds more than the decoder, whose names have a prefix
     further_layers: int  # multi-token-prediction layers after the last, which are not run
@@ -110,7 +114,7 @@ def describe(fields: JSONFields) -> Description:
     values |= rope.values
     prefix = f"{architecture.name}."
     metadata = {"general.architecture": architecture.name} | {
-        prefix + key: value for key, value in values.items()
+        key if key == GROUP_BEST else prefix + key: value for key, value in values.items()
     }
     try:
         config = Config.from_metadata(metadata, fields.file)
@@ -131,6 +135,7 @@ def describe(fields: JSONFields) -> Description:
         checkpoint=checkpoint,
         metadata=config.to_metadata() | metadata,
         biases=_asked_for(fields, checkpoint.biases),
+        zero_biases=_asked_for(fields, checkpoint.zero_biases, unless=True),
         tensors=checkpoint.held + _asked_for(fields, checkpoint.tensors),
         lacking=frozenset(
             f"blk.{layer}.{tensor}"
@@ -140,6 +145,7 @@ def describe(fields: JSONFields) -> Description:
             for tensor in without(config, layer)
         ),
         tied=tied,
+        interleaved_rope=_is_interleaved(fields, checkpoint),
         rope_divisors=rope.divisors(config),
         multimodal=checkpoint.text_config,
         further_layers=0 if further is None else fields.integer(further, 0, least=0, most=1024),
@@ -167,8 +173,7 @@ def _of_the_decoder(fields: JSONFields, checkpoint: CheckpointClass) -> JSONFiel
     values, prefix = fields.values, ""
     if checkpoint.text_config and not (checkpoint.flat and "text_config" not in fields):
         values, prefix = fields.mapping("text_config"), "text_config."
-    # null selects the default, except for sliding_window, where it means no window.
-    said = {k: value for k, value in values.items() if value is not None or k == "sliding_window"}
+    said = {k: value for k, value in values.items() if value is not None or k in _NULLABLE}
     return JSONFields({**checkpoint.defaults, **said}, fields.file, prefix)
 
 
@@ -218,14 +223,22 @@ def _values(
     return {**values, **checkpoint.computed(fields)}
 
 
-def _asked_for(fields: JSONFields, asked: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _asked_for(
+    fields: JSONFields, asked: Mapping[str, tuple[str, ...]], unless: bool = False
+) -> tuple[str, ...]:
     """Returns the names that boolean keys of config.json enable.
 
-    asked: boolean key -> names that it enables.
+    asked: boolean key -> names that it enables. unless: the keys enable names by being false, and
+    are true if omitted.
     """
-    return tuple(
-        name for key, names in asked.items() if fields.boolean(key, False) for name in names
-    )
+    enabled = (names for key, names in asked.items() if fields.boolean(key, unless) != unless)
+    return tuple(name for names in enabled for name in names)
+
+
+def _is_interleaved(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
+    """Returns whether the checkpoint's rope rotates dimensions (2i, 2i + 1)."""
+    key = checkpoint.interleave_key
+    return checkpoint.interleaved_rope and (key is None or fields.boolean(key, True))
 
 
 def _is_packed(fields: JSONFields, checkpoint: CheckpointClass) -> bool:

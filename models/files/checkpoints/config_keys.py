@@ -184,6 +184,7 @@ def _named(checkpoint: CheckpointClass) -> Iterator[str]:
     for mapping in (
         checkpoint.defaults,
         checkpoint.biases,
+        checkpoint.zero_biases,
         checkpoint.tensors,
         checkpoint.lacking,
         checkpoint.implied,
@@ -193,6 +194,8 @@ def _named(checkpoint: CheckpointClass) -> Iterator[str]:
     for renamed in (checkpoint.renamed, checkpoint.keys, checkpoint.optional_keys):
         yield from renamed.values()
     yield checkpoint.tied_key
+    if checkpoint.interleave_key is not None:
+        yield checkpoint.interleave_key
     if checkpoint.further_layers is not None:
         yield checkpoint.further_layers
 

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from jax_q4k.gguf import REQUIRED
+
 from ...architectures.base import Architecture, CheckpointClass
 from ...config import Config
 from ...config.rope import exact_frequencies, frequencies, pair_of
 from ...config.rope_fields import MIN_DIVISOR
 from ...support.json_fields import JSONFields
+from ...support.warn import warn
 from . import config_keys
 
 _ORIGINAL = "original_max_position_embeddings"
-_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
+_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 #: Divisor for pairs that do not rotate, as in llama.cpp's converter.
 _STANDS_STILL = 1e30
 _THETA = 10000.0
@@ -79,18 +82,23 @@ class Rope:
         self.values["rope.freq_base"] = theta.number("rope_theta", _THETA)
         self._kind = "default" if rope is None else self._kind_of_scaling(checkpoint)
         part = 1.0 if self._kind == "proportional" else self._partial(checkpoint)
-        if part != 1.0:
-            self.values["rope.dimension_count"] = int(self._head_dim() * part)
-        if checkpoint.sections:
-            self.values["rope.dimension_sections"] = self._sections(part)
+        self._dim = None if part == 1.0 else max(1, int(self._head_dim() * part))
+        if self._dim is not None:  # transformers rounds an odd number up
+            self.values["rope.dimension_count"] = self._dim + self._dim % 2
+        if checkpoint.sections and (sections := self._sections(checkpoint, part)) is not None:
+            self.values["rope.dimension_sections"] = sections
         if self._kind == "proportional" and "factor" not in self._fields:
             pass
         elif self._kind in ("linear", "proportional"):
             self.values |= {"rope.scaling.type": "linear", "rope.scaling.factor": self._factor()}
+        elif self._kind == "dynamic":
+            self._warn_of_dynamic()
         elif self._kind == "yarn":
             self.values |= self._yarn()
         elif self._kind == "longrope":
             self.values |= self._longrope()
+        if architecture.latent and self._kind not in ("default", "yarn"):
+            self.values |= self._latent_scale()
         if architecture.temperature:
             beta = self._fields.number("llama_4_scaling_beta", 0.0)
             self.values["attention.temperature_scale"] = beta
@@ -99,6 +107,7 @@ class Rope:
 
     def divisors(self, config: Config) -> dict[str, np.ndarray]:
         """Returns GGUF name -> frequency divisors, float32 (rope_dim / 2,)."""
+        odd = self._odd_divisors(config)
         if self._kind == "llama3":
             return {"rope_freqs.weight": self._llama3(config)}
         if self._kind == "proportional":
@@ -107,11 +116,34 @@ class Rope:
             divisors = self._yarn_divisors(config)
             return {} if (divisors == 1).all() else {"rope_freqs.weight": divisors}
         if self._kind != "longrope":
-            return {}
+            return {} if odd is None else {"rope_freqs.weight": odd}
         return {
             f"rope_factors_{name}.weight": self._factors(f"{name}_factor", config.rope_dim // 2)
             for name in ("long", "short")
         }
+
+    def _warn_of_dynamic(self) -> None:
+        """Warns that dynamic scaling, which begins beyond the context length, has no effect."""
+        context = self._config.integer("max_position_embeddings", least=1, most=1 << 28)
+        self._factor()
+        warn(
+            f"{self._fields.prefix}rope_type 'dynamic' has no effect within "
+            f"max_position_embeddings={context}, where the context ends"
+        )
+
+    def _odd_divisors(self, config: Config) -> np.ndarray | None:
+        """Returns divisors if an odd number of dimensions is rotated; None otherwise.
+
+        transformers then divides exponents by the odd number, GGUF by the even one above it.
+        """
+        if self._dim is None or self._dim % 2 == 0:
+            return None
+        if self._kind not in ("default", "linear", "dynamic"):
+            problem = f"rotates {self._dim} dimensions; with rope_type {self._kind!r}"
+            self._fields.fail("partial_rotary_factor", f"{problem} the number must be even")
+        rope = config.ropes[0]
+        wanted = exact_frequencies(rope._replace(dim=self._dim), None)
+        return (exact_frequencies(rope, None) / wanted).astype(np.float32)
 
     def _read_local(self, local: JSONFields | None) -> None:
         """Reads the rope base (theta) of windowed layers into `values`."""
@@ -119,8 +151,6 @@ class Rope:
             return
         if (kind := local.string("rope_type", "default")) != "default":
             local.fail("rope_type", f"{kind[:100]!r} is not supported, expected 'default'")
-        if (part := local.number("partial_rotary_factor", 1.0)) != 1.0:
-            local.fail("partial_rotary_factor", f"is {part}, which is not supported, expected 1")
         theta: Any = self._kind_of_decoder.local_rope_theta
         if theta == "global":
             theta = self._config.number("rope_theta", _THETA)
@@ -140,13 +170,20 @@ class Rope:
         return kind
 
     def _partial(self, checkpoint: CheckpointClass) -> float:
-        """Returns the rotated fraction of a head."""
+        """Returns the rotated fraction of a head.
+
+        Classes without partial rotation ignore the key. With a scaled rope transformers would
+        compute too few frequencies for them, and fail.
+        """
         key = "partial_rotary_factor"
         where = self._fields if key in self._fields else self._config
         part = where.number(key, 1.0)
-        if not checkpoint.partial_rope and part != 1.0:
-            where.fail(key, f"is {part}, which is not supported, expected 1")
-        return self._checked_part(where, key, part)
+        if checkpoint.partial_rope:
+            return self._checked_part(where, key, part)
+        if part != 1.0 and self._kind != "default":
+            problem = f"is {part}, expected 1: {checkpoint.name} rotates whole heads"
+            where.fail(key, f"{problem}, also with rope_type {self._kind!r}")
+        return 1.0
 
     @staticmethod
     def _checked_part(where: JSONFields, key: str, part: float) -> float:
@@ -159,15 +196,21 @@ class Rope:
         hidden = self._config.integer("hidden_size", least=1, most=1 << 24)
         return self._config.integer("head_dim", max(1, hidden // heads), least=1, most=1 << 24)
 
-    def _sections(self, part: float) -> np.ndarray:
-        """Returns the numbers of pairs rotated by time, height and width."""
+    def _sections(self, checkpoint: CheckpointClass, part: float) -> np.ndarray | None:
+        """Returns the numbers of pairs rotated by time, height and width.
+
+        None means that the architecture's numbers do, because text does not depend on them.
+        """
         key, pairs = "mrope_section", int(self._head_dim() * part) // 2
-        sections = (self._fields if key in self._fields else self._config).array(key)
-        valid = all(type(count) is int and 0 <= count <= pairs for count in sections)
-        if len(sections) != 3 or not valid or sum(sections) != pairs:
-            problem = f"must be 3 counts of pairs, {pairs} in total, not {sections!r:.100}"
-            self._fields.fail(key, problem)
-        return np.array([*sections, 0], np.int32)
+        where = self._fields if key in self._fields else self._config
+        sections = where.array(key, [] if checkpoint.free_sections else REQUIRED)
+        counts = all(type(count) is int and 0 <= count < 1 << 24 for count in sections)
+        if len(sections) == 3 and counts and sum(sections) == pairs:
+            return np.array([*sections, 0], np.int32)
+        if checkpoint.free_sections and counts and len(sections) in (0, 3):
+            return None
+        total = "" if checkpoint.free_sections else f", {pairs} in total"
+        return where.fail(key, f"must be 3 counts of pairs{total}, not {sections!r:.100}")
 
     def _yarn(self) -> dict[str, Any]:
         """Returns YaRN metadata.
@@ -177,7 +220,7 @@ class Rope:
         """
         get, named = self._fields, self._kind_of_decoder.yarn_keys
         latent = self._kind_of_decoder.latent
-        factor = self._factor()
+        factor = self._yarn_factor()
         growth = 0.1 * math.log(factor) if factor > 1 else 0.0
         log_multiplier = 0.0
         magnitude = 1 + growth
@@ -203,6 +246,20 @@ class Rope:
         if latent and log_multiplier:
             implied = 1.0
         return values | self._magnitude(magnitude / implied)
+
+    def _latent_scale(self) -> dict[str, float]:
+        """Returns MLA's factor of scores if mscale_all_dim, of any scaled rope, changes it."""
+        log_multiplier = self._fields.number("mscale_all_dim", 0.0)
+        if not log_multiplier or (factor := self._factor(1.0)) <= 1:
+            return {}
+        sizes = (self._config.integer(f"qk_{part}_head_dim", least=1) for part in ("nope", "rope"))
+        growth = 1 + 0.1 * log_multiplier * math.log(factor)
+        return {"attention.scale": float(np.float32(growth**2 / math.sqrt(sum(sizes))))}
+
+    def _yarn_factor(self) -> float:
+        """Returns YaRN's factor; by default the context length's ratio to the original one."""
+        context = self._config.integer("max_position_embeddings", least=1, most=1 << 28)
+        return self._factor(context / self._original())
 
     def _beta(self, key: str, default: float) -> float:
         """Reads YaRN's beta_fast or beta_slow; 0 selects the default, as in transformers."""
@@ -311,8 +368,8 @@ class Rope:
         unscaled = np.clip((periods - low) / (high - low), 0.0, 1.0)
         return (1 / ((1 - unscaled) / factor + unscaled)).astype(np.float32)
 
-    def _factor(self) -> float:
-        factor = self._fields.number("factor")
+    def _factor(self, default: float = REQUIRED) -> float:
+        factor = self._fields.number("factor", default)
         if not MIN_DIVISOR < factor <= 1e6:
             self._fields.fail(
                 "factor", f"must be a number above {MIN_DIVISOR} and up to 1e6, not {factor}"

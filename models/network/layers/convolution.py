@@ -19,11 +19,13 @@ class ShortConvolution(nnx.Module):
     Attributes:
       taps: (hidden_size, width), convolution weights of each channel; the last column is for the
         current token.
+      bias: (hidden_size,), added to the convolution's output; None if absent.
     """
 
     input: Linear
     taps: nnx.Variable[Array]
     output: Linear
+    bias: nnx.Variable[Array] | None = None
     norm: Norm | None = None
 
     @property
@@ -48,6 +50,8 @@ class ShortConvolution(nnx.Module):
         gated = input_gate * value
         rows = cache.rows(gated) if isinstance(cache, Chunk) else gated
         y, ring = cache.convolved(rows, self.taps.get_value())
+        if self.bias is not None:
+            y = y + self.bias.get_value().reshape((1,) * (y.ndim - 1) + (-1,))
         y = output_gate * y.reshape(gated.shape).astype(gated.dtype)
         if ring is not None:
             cache = cache.with_state((ring,), rows)

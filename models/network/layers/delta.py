@@ -110,7 +110,8 @@ class GatedDeltaNet(nnx.Module):
         shape, (batch, time, _) = self.shape, qkv.shape
         convolved, ring = cache.convolved(qkv, self.taps.get_value())
         parts = jnp.split(jax.nn.silu(convolved), (shape.keys, 2 * shape.keys), axis=-1)
-        q, k, v = (part.reshape(batch, time, -1, shape.head_dim) for part in parts)
+        dims = shape.head_dim, shape.head_dim, shape.value_dim
+        q, k, v = (x.reshape(batch, time, -1, dim) for x, dim in zip(parts, dims, strict=True))
         eps = self.output_norm.eps
         q, k = unit_length(q, eps), unit_length(k, eps)
         step_bias, decay = (x.get_value()[None, None] for x in (self.step_bias, self.decay))
@@ -131,7 +132,7 @@ class GatedDeltaNet(nnx.Module):
         Padding does not change the state.
         """
         shape, batch = self.shape, len(q)
-        before = batch, shape.value_heads, shape.head_dim, shape.head_dim
+        before = batch, shape.value_heads, shape.head_dim, shape.value_dim
         matrices = cache.state[1] if cache.state else jnp.zeros(before, jnp.float32)
         real = cache.real(q.shape[1])[..., None]
         g, beta = (jnp.where(real, x, 0.0) for x in (g, beta))

@@ -80,7 +80,7 @@ class Experts(nnx.Module):
 
     def _selection(self) -> tuple[Array | None, dict[str, Any]]:
         """Returns the selection bias (None if absent) and other options of `jax_q4k.route`."""
-        names = ("gating", "groups", "groups_used", "normalize", "scale")
+        names = ("gating", "groups", "groups_used", "group_best", "normalize", "scale")
         bias = None if self.selection_bias is None else self.selection_bias.get_value()
         return bias, {name: getattr(self.shape, name) for name in names}
 

@@ -144,6 +144,7 @@ ROUTINGS: dict[str, dict[str, Any]] = {
     "softmax": {},
     "sigmoid": dict(gating="sigmoid", selection_bias=random(EXPERTS), scale=2.5, normalize=False),
     "groups": dict(groups=3, groups_used=2),
+    "best-of-groups": dict(groups=3, groups_used=2, group_best=1),
 }
 
 

@@ -24,16 +24,17 @@ def routed(logits, top, scores, chosen_by, normalize, scale):
 
 @pytest.mark.grid
 @pytest.mark.parametrize("normalize, scale", [(True, 1.0), (False, 2.5)])
-@pytest.mark.parametrize("groups, used", [(1, 1), (3, 2), (12, 4)])
+@pytest.mark.parametrize("groups, used, best", [(1, 1, 2), (3, 2, 2), (12, 4, 2), (3, 2, 1)])
 @pytest.mark.parametrize("bias", [None, BIAS])
 @pytest.mark.parametrize("gating", ["softmax", "sigmoid"])
-def test_is_a_sort_of_the_scores(gating, bias, groups, used, normalize, scale):
+def test_is_a_sort_of_the_scores(gating, bias, groups, used, best, normalize, scale):
     ids, weights = jq.route(
         *(LOGITS, 4),
         gating=gating,
         bias=bias,
         groups=groups,
         groups_used=used,
+        group_best=best,
         normalize=normalize,
         scale=scale,
     )
@@ -43,8 +44,8 @@ def test_is_a_sort_of_the_scores(gating, bias, groups, used, normalize, scale):
         scores = np.exp(x) / np.exp(x).sum() if gating == "softmax" else 1 / (1 + np.exp(-x))
         by = scores if bias is None else scores + bias
         if groups > 1:
-            best = np.sort(by.reshape(groups, -1), axis=1)[:, -2:].sum(axis=1)
-            out = np.argsort(-best, kind="stable")[used:]
+            of_groups = np.sort(by.reshape(groups, -1), axis=1)[:, -best:].sum(axis=1)
+            out = np.argsort(-of_groups, kind="stable")[used:]
             by.reshape(groups, -1)[out] = -np.inf
         want_ids, want = routed(x, 4, scores, by, normalize, scale)
         np.testing.assert_array_equal(ids[at], want_ids)
@@ -97,6 +98,7 @@ def test_nan_stays_with_its_token(gating, normalize, groups, used):
         ((LOGITS, 2), {"gating": "relu"}, ValueError, "gating='relu' must be one of softmax, sig"),
         ((LOGITS, 2), {"groups": 5}, ValueError, "groups=5 must divide the number of experts, 12"),
         ((LOGITS, 2), {"groups_used": 2}, ValueError, "groups_used=2 must be 1 to groups=1"),
+        ((LOGITS, 2), {"group_best": 3}, ValueError, "group_best=3 must be 1 or 2"),
         ((LOGITS, 2), {"bias": BIAS[:3]}, ValueError, "bias has shape \\(3,\\)"),
         ((LOGITS.astype(int), 2), {}, TypeError, "logits has dtype int"),
         ((LOGITS[..., :0], 1), {}, ValueError, "its last axis must hold an expert"),

@@ -3,6 +3,7 @@ import pytest
 
 import jax_q4k as jq
 from jax_q4k.models.architectures import ARCHITECTURES
+from jax_q4k.models.architectures.base import GROUP_BEST
 from jax_q4k.models.config import Config
 from jax_q4k.models.config.rope import Rope
 
@@ -173,7 +174,6 @@ def test_bad_metadata(changes, message):
         ("rope.scaling.yarn_log_multiplier", 0.1),
         ("router_logit_softcapping", 30.0),
         ("expert_gating_func", 2),
-        ("expert_weights_norm", False),
     ],
 )
 def test_features_that_would_be_ignored_are_refused(key, value):
@@ -213,11 +213,32 @@ def test_the_magnitude_that_converters_write():
         Config.from_metadata(changed({**scaling, key: 1.3}))
 
 
+EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96}
+
+
+def test_normalized_weights():
+    """Architectures have defaults; the key may say otherwise."""
+    for name, default in (("qwen2moe", False), ("qwen3moe", True), ("llama", True)):
+        assert Config.from_metadata(of(name, **EXPERTS)).experts.normalize == default
+        other = Config.from_metadata(of(name, **EXPERTS, expert_weights_norm=not default))
+        assert other.experts.normalize != default
+        assert Config.from_metadata(other.to_metadata()) == other
+
+
+def test_scores_of_groups():
+    groups = EXPERTS | {"expert_group_count": 2, "expert_group_used_count": 1}
+    metadata = of("qwen3moe", **groups)
+    assert Config.from_metadata(metadata).experts.group_best == 2
+    config = Config.from_metadata(metadata | {GROUP_BEST: 1})
+    assert config.experts.group_best == 1 and config.to_metadata()[GROUP_BEST] == 1
+    assert Config.from_metadata(config.to_metadata()) == config
+    with pytest.raises(jq.GGUFError, match=f"{GROUP_BEST}: must be an integer from 1 to 2, not 3"):
+        Config.from_metadata(metadata | {GROUP_BEST: 3})
+
+
 def test_routings_that_architectures_fix():
-    experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96}
-    assert Config.from_metadata(of("qwen2moe", **experts, expert_weights_norm=False)).experts
+    experts = EXPERTS
     for name, key, value in (
-        ("qwen2moe", "expert_weights_norm", True),
         ("qwen2moe", "expert_gating_func", 3),
         ("qwen3moe", "expert_gating_func", 2),
     ):
@@ -275,6 +296,7 @@ def test_a_pattern_that_says_what_the_architecture_says():
         ("gemma", {}, (None, None)),
         ("gemma2", {}, (50.0, 30.0)),
         ("gemma2", {"attn_logit_softcapping": 5, "final_logit_softcapping": 0.0}, (5.0, None)),
+        ("gemma2", {"attn_logit_softcapping": 1e6, "final_logit_softcapping": 9}, (None, 9.0)),
         ("gemma3", {}, (None, None)),
         ("gemma3", {"final_logit_softcapping": 20.0}, (None, 20.0)),
     ],
@@ -299,6 +321,10 @@ def test_27b_models_scale_scores_by_their_width(architecture, layers, scale):
     sizes = {"embedding_length": 4608, "attention__head_count": 32, "attention__key_length": 256}
     config = Config.from_metadata(of(architecture, block_count=layers, **sizes))
     assert config.attention_scale == scale and config.embedding_scale == 4608**0.5
+    if scale is not None:
+        other = Config.from_metadata(of(architecture, **sizes, attention__scale=0.25))
+        assert other.attention_scale == 0.25
+        assert Config.from_metadata(other.to_metadata()) == other
 
 
 def test_linear_scaling_is_of_global_layers():

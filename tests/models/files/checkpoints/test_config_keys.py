@@ -254,4 +254,4 @@ def test_defaults_of_classes():
     gemma |= {"num_key_value_heads": 2, "head_dim": 256}
     found = describe(gemma).config
     assert (found.rope_theta, found.local_rope_theta, found.window) == (1e6, 1e4, 4096)
-    refused({**gemma, "head_dim": 64}, "query_pre_attn_scalar: is 256, which is not supported")
+    assert describe({**gemma, "head_dim": 64}).config.attention_scale == 256**-0.5

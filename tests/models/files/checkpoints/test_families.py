@@ -200,8 +200,6 @@ def test_values_that_classes_imply():
     ("name", "changes", "rope", "message"),
     [
         ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}, None, "no_rope_layers: is "),
-        ("starcoder2", {"use_bias": False}, None, "use_bias: is False"),
-        ("qwen3moe", {"norm_topk_prob": None}, None, "norm_topk_prob: is False"),
         ("qwen3moe", {"mlp_only_layers": [1]}, None, "mlp_only_layers: is "),
         ("qwen3moe", {"num_local_experts": None}, None, "num_experts: is missing"),
         ("glm4moe", {"scoring_func": "softmax"}, None, "scoring_func: is 'softmax'"),
