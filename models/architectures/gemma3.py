@@ -7,6 +7,7 @@ import functools
 
 from . import gemma2
 from .base import Architecture, CheckpointClass
+from .layer_types import all_but_every
 from .tensor_tables import ATTENTION, NORMS_AND_POST_NORMS, QK_NORMS
 
 query_pre_attn_scalar = functools.partial(gemma2.query_pre_attn_scalar, layers_of_27b=62)
@@ -16,6 +17,7 @@ TEXT = CheckpointClass(
     required=("num_key_value_heads", "head_dim"),
     defaults={"rope_theta": 1e6, "sliding_window": 4096, "query_pre_attn_scalar": 256},
     window=True,
+    windowed=all_but_every(6, "sliding_window_pattern"),
     rope_by_type=True,
     optional_keys={
         "rope.freq_base_swa": "rope_local_base_freq",  # transformers 4
@@ -23,7 +25,6 @@ TEXT = CheckpointClass(
     },
     implied={
         "query_pre_attn_scalar": query_pre_attn_scalar,
-        "sliding_window_pattern": lambda _: 6,
         "attn_logit_softcapping": lambda _: None,
     },
     tied=True,

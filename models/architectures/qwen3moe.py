@@ -14,7 +14,7 @@ EXPERT_KEYS = {
 
 TEXT = CheckpointClass(
     "Qwen3MoeForCausalLM",
-    defaults={"norm_topk_prob": False},
+    defaults={"norm_topk_prob": False, "sliding_window": 4096},
     biases={"attention_bias": ("qkv", "attention_output")},
     window="use_sliding_window",
     keys=EXPERT_KEYS,

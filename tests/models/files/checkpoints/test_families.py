@@ -199,7 +199,6 @@ def test_values_that_classes_imply():
 @pytest.mark.parametrize(
     ("name", "changes", "rope", "message"),
     [
-        ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}, None, "no_rope_layers: is "),
         ("starcoder2", {"use_bias": False}, None, "use_bias: is False"),
         ("qwen3moe", {"norm_topk_prob": None}, None, "norm_topk_prob: is False"),
         ("qwen3moe", {"mlp_only_layers": [1]}, None, "mlp_only_layers: is "),
@@ -213,7 +212,6 @@ def test_values_that_classes_imply():
         ("phi3", {}, {"partial_rotary_factor": 0}, "partial_rotary_factor: must be above 0"),
         ("mistral3", {}, {"factor": -1}, "factor: must be a number above"),
         ("granite", {}, {"llama_4_scaling_beta": 0.1}, "llama_4_scaling_beta: is not supported"),
-        ("cohere2", {"sliding_window_pattern": 2}, None, "sliding_window_pattern: is 2"),
     ],
 )
 def test_configs_that_are_refused(name, changes, rope, message):
