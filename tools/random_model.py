@@ -210,7 +210,7 @@ def first_layers(config: Config, count: int) -> Config:
     """Returns the shape reduced to its first layers."""
     by_layer = {
         name: values[:count]
-        for name in ("mixers", "kv_heads", "windowed_layers", "inner_sizes")
+        for name in ("mixers", "kv_heads", "windowed_layers", "rotated_layers", "inner_sizes")
         if (values := getattr(config, name)) is not None
     }
     return dataclasses.replace(config, num_layers=count, **by_layer)

@@ -16,6 +16,9 @@ NO_CAP = 1e6
 #: their group's. llama.cpp does not know it, and adds up two.
 GROUP_BEST = "jax_q4k.expert_group_best"
 
+#: Far above any real model; bounds the work that a malformed file can cause.
+MAX_LAYERS = 1024
+
 #: Token mixer of a layer: attention, a gated delta net or a short convolution.
 MixerKind = Literal["attention", "delta", "convolution"]
 
@@ -83,7 +86,9 @@ class CheckpointClass:
       lacking: boolean key of config.json -> function of (config, layer) that returns the tensors
         that the layer then lacks.
       window: whether sliding_window applies, or the boolean key that enables it.
-      every_layer_windowed: the window applies to every layer, although GGUF files ignore it.
+      windowed: function of (config.json, layer) that tells whether the window applies to a layer if
+        layer_types is missing. None means `Architecture.windowed`; if that is None, too, the window
+        applies to every layer, whatever layer_types lists.
       partial_rope: partial_rotary_factor may give the rotated fraction of a head. Other classes
         ignore it.
       sections: mrope_section gives the numbers of pairs rotated by time, height and width.
@@ -92,7 +97,6 @@ class CheckpointClass:
       keys: further metadata: GGUF key -> key of config.json.
       optional_keys: like `keys`, for keys that config.json may omit.
       computed: function of config.json that returns further metadata, and overrides other keys.
-      layer_types: the key layer_types selects the windowed layers; the last layer must not be one.
       implied: key of config.json -> function of the config that returns its only accepted value.
       activations: further accepted values of hidden_act; all mean the architecture's activation.
       accepted: key that other classes reject -> values accepted here; `...` accepts any value.
@@ -125,14 +129,13 @@ class CheckpointClass:
         default_factory=dict
     )
     window: bool | str = False
-    every_layer_windowed: bool = False
+    windowed: Callable[[Any, int], bool] | None = None
     partial_rope: bool = False
     sections: bool = False
     free_sections: bool = False
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     optional_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     computed: Callable[[Any], Mapping[str, Any]] = lambda fields: {}
-    layer_types: bool = False
     implied: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=dict)
     activations: tuple[str, ...] = ()
     accepted: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -194,8 +197,8 @@ class Architecture:
       biases: groups of biases that every file holds.
       layer_norm: norms are LayerNorm, which subtracts the mean, instead of RMSNorm.
       interleaved_rope: rope rotates dimensions (2i, 2i + 1) instead of (i, i + rope_dim / 2).
-      rotated: function of (layer, is windowed) that tells whether the layer uses rope; None means
-        that all layers do.
+      rotated: function of (layer, is windowed) that tells whether the layer uses rope, unless
+        `rope.rotated_layers` does; None means that all layers do.
       optional_rope: `rope.scaling.finetuned` may say that no layer uses rope.
       local_rope_theta: rope base in windowed layers, where `rope.freq_base_swa` may override it and
         rope scaling does not apply. "global": that of the other layers. None means that windowed
@@ -206,8 +209,8 @@ class Architecture:
       activation: a name of `jax_q4k.ACTIVATION_FUNCTIONS`, applied to the gate, or to `up` in
         networks without a gate.
       windowed: function of the layer that tells whether `attention.sliding_window` applies, unless
-        `attention.sliding_window_pattern` does. None means that no layer is windowed, and the
-        window limits the context length.
+        `attention.sliding_window_pattern` does. None means that without this key no layer is
+        windowed, and the window limits the context length.
       window: default of `attention.sliding_window` in tokens; 0: no layer is windowed.
       attention_soft_cap: default of `attn_logit_softcapping`; scores become
         cap * tanh(score / cap). 0, `NO_CAP` or more: no cap. None means that the key is rejected.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .base import Architecture, CheckpointClass
+from .layer_types import all_but_every
 from .tensor_tables import PARALLEL_NORM
 
 TEXT = CheckpointClass(
@@ -13,8 +14,9 @@ TEXT = CheckpointClass(
     renamed={"rms_norm_eps": "layer_norm_eps"},
     biases={"attention_bias": ("qkv", "attention_output")},
     window=True,
+    windowed=all_but_every(4, "sliding_window_pattern"),
     keys={"logit_scale": "logit_scale"},
-    implied={"sliding_window_pattern": lambda _: 4, "use_parallel_block": lambda _: True},
+    implied={"use_parallel_block": lambda _: True},
     tied=True,
 )
 

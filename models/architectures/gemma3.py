@@ -7,6 +7,7 @@ import functools
 
 from . import gemma2
 from .base import Architecture, CheckpointClass
+from .layer_types import all_but_every
 from .tensor_tables import ATTENTION, NORMS_AND_POST_NORMS, QK_NORMS
 
 _LAYERS_OF_27B = 62
@@ -17,6 +18,7 @@ TEXT = CheckpointClass(
     biases={"attention_bias": ("qkv", "attention_output")},
     defaults={"rope_theta": 1e6, "sliding_window": 4096, "query_pre_attn_scalar": 256},
     window=True,
+    windowed=all_but_every(6, "sliding_window_pattern"),
     rope_by_type=True,
     optional_keys={
         "rope.freq_base_swa": "rope_local_base_freq",  # transformers 4
@@ -24,7 +26,6 @@ TEXT = CheckpointClass(
     },
     computed=functools.partial(gemma2.score_scale, layers_of_27b=_LAYERS_OF_27B),
     implied={
-        "sliding_window_pattern": lambda _: 6,
         "attn_logit_softcapping": lambda _: None,
     },
     tied=True,

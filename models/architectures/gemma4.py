@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..support.json_fields import JSONFields
-from .base import Architecture, CheckpointClass, Stored
+from . import layer_types
+from .base import MAX_LAYERS, Architecture, CheckpointClass, Stored
 from .tensor_tables import (
     ATTENTION,
     DENSE_BESIDE_EXPERTS,
@@ -30,13 +31,16 @@ _QUERY, _KEY, _VALUE, _OUTPUT = ATTENTION
 _BEFORE, _AFTER, *_OF_NETWORK = NORMS_AND_POST_NORMS
 
 
+def windowed_layers(fields: JSONFields) -> list[bool]:
+    """Returns whether each layer is windowed; the last never is, as in transformers."""
+    return [*layer_types.read(fields, layer_types.all_but_every(6))[:-1], False]
+
+
 def sizes(fields: JSONFields) -> dict[str, Any]:
     """Returns metadata with the sizes that differ between layers: heads and inner sizes."""
-    layers = fields.integer("num_hidden_layers", least=1, most=1024)
-    types = fields.array("layer_types", [])
-    if not types and layers % 6:
-        fields.fail("layer_types", f"is missing, and {layers} layers are not a multiple of 6")
-    full = [i for i in range(layers) if (types[i] == "full_attention" if types else i % 6 == 5)]
+    layers = fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
+    windowed = windowed_layers(fields)
+    full = [i for i in range(layers) if not windowed[i]]
     key, vocab_size = "vocab_size_per_layer_input", fields.integer("vocab_size")
     if fields.integer("hidden_size_per_layer_input") and fields.integer(key) != vocab_size:
         fields.fail(key, f"is {fields.integer(key)}, expected vocab_size={vocab_size}")
@@ -44,6 +48,7 @@ def sizes(fields: JSONFields) -> dict[str, Any]:
     local, kv_local = size("head_dim"), size("num_key_value_heads")
     head_dim, kv_heads = _of_full_layers(fields, layers, full, local, kv_local)
     values: dict[str, Any] = {
+        "attention.sliding_window_pattern": np.array(windowed),
         "attention.head_count_kv": np.array(
             [kv_heads if i in full else kv_local for i in range(layers)], np.int32
         ),
@@ -147,8 +152,8 @@ TEXT = CheckpointClass(
     lacking={"attention_k_eq_v": without_values},
     window=True,
     keys={"attention.shared_kv_layers": "num_kv_shared_layers"},
+    windowed=lambda fields, layer: windowed_layers(fields)[layer],
     computed=sizes,
-    layer_types=True,
     implied={"attention_bias": lambda _: False},
     accepted={
         "use_bidirectional_attention": ("vision",),  # only for images
@@ -180,4 +185,7 @@ ARCHITECTURE = Architecture(
     rope_freqs=True,
     embedding_scale=lambda config: config.hidden_size**0.5,
     attention_scale=lambda config: 1.0,
+    metadata=lambda config: {  # llama.cpp requires it
+        "attention.sliding_window_pattern": np.array(config.windowed_by_layer)
+    },
 )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..support.json_fields import JSONFields
-from .base import Architecture, CheckpointClass, Stored
+from .base import MAX_LAYERS, Architecture, CheckpointClass, Stored
 from .tensor_tables import ATTENTION, CONVOLUTION, OUTPUT_BESIDE_EMBEDDING, QK_NORMS
 
 STORED = (
@@ -26,7 +26,7 @@ STORED = (
 
 def kv_heads(fields: JSONFields) -> dict[str, Any]:
     """Returns metadata with the number of KV heads per layer; 0 for layers with a convolution."""
-    layers = fields.integer("num_hidden_layers", least=1, most=1024)
+    layers = fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
     count = fields.integer("num_key_value_heads", least=1, most=1 << 24)
     if (types := fields.array("layer_types", None)) is not None:
         attention = [kind != "conv" for kind in types]

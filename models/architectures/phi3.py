@@ -16,10 +16,10 @@ ARCHITECTURE = Architecture(
             required=(),
             defaults={"original_max_position_embeddings": 4096},
             window=True,
-            every_layer_windowed=True,
+            windowed=lambda fields, layer: True,
             partial_rope=True,
         ),
     ),
     fused=("attn_qkv", "ffn_up"),
-    windowed=lambda layer: False,  # files have a window, which llama.cpp ignores
+    windowed=lambda layer: False,  # GGUF files have a window, which llama.cpp ignores
 )

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from .base import Architecture, CheckpointClass
+from .layer_types import after_full_layers
 
 ARCHITECTURE = Architecture(
     "qwen2",
-    checkpoints=(CheckpointClass("Qwen2ForCausalLM", window="use_sliding_window"),),
+    checkpoints=(
+        CheckpointClass(
+            "Qwen2ForCausalLM",
+            defaults={"sliding_window": 4096, "max_window_layers": 28},
+            window="use_sliding_window",
+            windowed=after_full_layers,
+        ),
+    ),
     biases=("qkv",),
 )

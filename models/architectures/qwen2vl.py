@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .base import Architecture, CheckpointClass
+from .layer_types import after_full_layers
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -23,8 +24,14 @@ def rope_sections(config: Config) -> dict[str, Any]:
 
 TEXT = CheckpointClass(
     "Qwen2VLForConditionalGeneration",
-    defaults={"rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+    defaults={
+        "rope_theta": 1e6,
+        "mrope_section": [16, 24, 24],
+        "sliding_window": 4096,
+        "max_window_layers": 80,
+    },
     window="use_sliding_window",
+    windowed=after_full_layers,
     sections=True,
     tied_by_text=True,
     text_config=True,

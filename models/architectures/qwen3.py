@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .base import Architecture, CheckpointClass
+from .layer_types import after_full_layers
 from .tensor_tables import ATTENTION, QK_NORMS
 
 ARCHITECTURE = Architecture(
@@ -11,8 +12,10 @@ ARCHITECTURE = Architecture(
         CheckpointClass(
             "Qwen3ForCausalLM",
             required=("num_key_value_heads", "head_dim"),  # transformers defaults head_dim to 128
+            defaults={"sliding_window": 4096, "max_window_layers": 28},
             biases={"attention_bias": ("qkv", "attention_output")},
             window="use_sliding_window",
+            windowed=after_full_layers,
         ),
     ),
     attention=ATTENTION + QK_NORMS,

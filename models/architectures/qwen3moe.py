@@ -23,7 +23,7 @@ SPARSE: dict[str, Callable[[Any], Any]] = {
 
 TEXT = CheckpointClass(
     "Qwen3MoeForCausalLM",
-    defaults={"norm_topk_prob": False},
+    defaults={"norm_topk_prob": False, "sliding_window": 4096},
     biases={"attention_bias": ("qkv", "attention_output")},
     window="use_sliding_window",
     keys={**EXPERT_KEYS, "expert_weights_norm": "norm_topk_prob"},

@@ -41,6 +41,14 @@ class Latent(NamedTuple):
         return _whole_pages(self.stored_rank + rope_dim)
 
 
+def stored_head_dim(head_dim: int) -> int:
+    """Returns the elements of a head's row in the cache, at least head_dim.
+
+    It is the smallest width that pages can have; zeros follow the head's own elements.
+    """
+    return next(width for width in HEAD_DIMS if width >= head_dim)
+
+
 def _whole_pages(size: int) -> int:
     unit = LATENT_DIMS[1] - LATENT_DIMS[0]
     return max(-(-size // unit) * unit, LATENT_DIMS[0])
@@ -79,16 +87,16 @@ def _sizes(get: Fields, default: int, suffix: str) -> tuple[int, int]:
     integer = functools.partial(get.integer, least=1, repeated=True)
     key, value_key = f"attention.key_length{suffix}", f"attention.value_length{suffix}"
     head_dim = integer(key, default, most=_MAX_SIZE)
-    if head_dim not in HEAD_DIMS:
-        supported = ", ".join(map(str, HEAD_DIMS))
-        get.fail(key, f"a head_dim of {head_dim} is not supported; supported: {supported}")
+    if head_dim > HEAD_DIMS[-1]:
+        problem = f"a head_dim of {head_dim} is not supported; at most {HEAD_DIMS[-1]} is"
+        get.fail(key, problem)
     value_length = integer(value_key, head_dim, most=_MAX_SIZE)
     if value_length != head_dim:
         get.fail(value_key, f"{value_length} must equal the key length, {head_dim}")
     rope_key = f"rope.dimension_count{suffix}"
     rope_dim = integer(rope_key, head_dim, most=head_dim)
     if rope_dim % 2:
-        get.fail(rope_key, f"{rope_dim} must be even")
+        get.fail(rope_key if rope_key in get else key, f"{rope_dim} must be even")
     return head_dim, rope_dim
 
 

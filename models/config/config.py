@@ -14,10 +14,11 @@ from jax_q4k import GGUFError
 from jax_q4k.gguf import REQUIRED, Fields
 
 from ..architectures import ARCHITECTURES
-from ..architectures.base import NO_CAP, Architecture, MixerKind
+from ..architectures.base import MAX_LAYERS, NO_CAP, Architecture, MixerKind
 from . import (
     attention_fields,
     expert_fields,
+    layer_patterns,
     metadata_keys,
     mixer_fields,
     other_files,
@@ -29,8 +30,7 @@ from .mixer_fields import Delta
 from .rope import Rope, Yarn
 from .rope_fields import MAX_CONTEXT
 
-# Far above any real model; bounds the work that a malformed file can cause.
-MAX_LAYERS, _MAX_SIZE = 1024, 1 << 24
+_MAX_SIZE = 1 << 24  # far above any real model; bounds the work that a malformed file can cause
 
 
 class Scales(NamedTuple):
@@ -83,6 +83,7 @@ class Config:
     original_context: int | None = None  # tokens before context extension; None: context_length
     window: int | None = None  # sliding window in tokens; None means that no layer is windowed
     windowed_layers: tuple[bool, ...] | None = None  # None means that the architecture decides
+    rotated_layers: tuple[bool, ...] | None = None  # None means that the architecture decides
     local_rope_theta: float | None = None  # of windowed layers; None means rope_theta
     temperature_scale: float = 0.0  # of queries beyond the original context; 0: none
     attention_soft_cap: float | None = None  # scores become cap * tanh(score / cap); None: no cap
@@ -138,10 +139,22 @@ class Config:
 
     def window_of(self, layer: int) -> int | None:
         """Returns the sliding window of a layer in tokens; None means full attention."""
+        return self.window if self.windowed_by_layer[layer] else None
+
+    @functools.cached_property
+    def windowed_by_layer(self) -> tuple[bool, ...]:
+        """Whether each layer is windowed, provided that there is a window."""
         if self.windowed_layers is not None:
-            return self.window if self.windowed_layers[layer] else None
-        windowed = self.kind.windowed is not None and self.kind.windowed(layer)
-        return self.window if windowed else None
+            return self.windowed_layers
+        return layer_patterns.windowed_by_default(self.kind, self.num_layers)
+
+    @functools.cached_property
+    def rotated_by_layer(self) -> tuple[bool, ...]:
+        """Whether each layer uses rope, provided that the model does."""
+        if self.rotated_layers is not None:
+            return self.rotated_layers
+        windowed = (self.window_of(layer) is not None for layer in range(self.num_layers))
+        return layer_patterns.rotated_by_default(self.kind, tuple(windowed))
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -203,8 +216,8 @@ class Config:
         return Rope(self.rope_theta, self.rope_dim, self.rope_factor, yarn, self.rope_magnitude)
 
     def _rope_of(self, layer: int) -> Rope:
-        windowed, rotated = self.window_of(layer) is not None, self.kind.rotated
-        if not self.has_rope or (rotated is not None and not rotated(layer, windowed)):
+        windowed = self.window_of(layer) is not None
+        if not self.has_rope or not self.rotated_by_layer[layer]:
             return Rope(self.rope_theta, self.rope_dim, math.inf, divided=False)
         if windowed and self.local_rope_theta is not None:
             dim = self.local_rope_dim or self.rope_dim
@@ -215,8 +228,9 @@ class Config:
     def from_metadata(cls, metadata: Mapping[str, Any], file: str = "metadata") -> Config:
         """Reads a configuration from GGUF metadata.
 
-        Missing keys get llama.cpp's defaults. If the architecture has no windowed layers, a sliding
-        window limits the context length, because it has no effect within that.
+        Missing keys get llama.cpp's defaults. If neither the file nor the architecture says which
+        layers are windowed, a sliding window limits the context length, because it has no effect
+        within that.
 
         Args:
           metadata: keys as in the file. file: name of the source in error messages.
@@ -238,16 +252,16 @@ class Config:
         vocab_size = size("vocab_size", REQUIRED if tokens is None else len(tokens))
         context_length = integer("context_length", least=1, most=MAX_CONTEXT)
         window = integer("attention.sliding_window", kind.window, least=0, most=MAX_CONTEXT)
-        if window and kind.windowed is None:
-            context_length, window = min(context_length, window), 0
         blocks = integer("block_count", least=1, most=MAX_LAYERS)
         # block_count includes multi-token-prediction layers, which are not run.
         layers = blocks - integer("nextn_predict_layers", 0, least=0, most=blocks - 1)
+        windowed_layers = layer_patterns.windowed(get, kind, layers, blocks)
+        if window and kind.windowed is None and windowed_layers is None:
+            context_length, window = min(context_length, window), 0
         inner = _inner_sizes(get, kind, layers, blocks)
         hidden_size = integer("embedding_length", least=1, most=_MAX_SIZE)
         heads = attention_fields.read(get, kind, hidden_size, layers, blocks)
-        windowed_layers = _windowed_layers(get, kind, layers, blocks)
-        return cls(
+        config = cls(
             architecture=name,
             vocab_size=vocab_size,
             context_length=context_length,
@@ -269,6 +283,10 @@ class Config:
                 get, Fields(metadata, file), kind, layers, vocab_size, _MAX_SIZE, max(inner)
             ),
         )
+        rotated = layer_patterns.rotated(get, layers, blocks)
+        if rotated is None or rotated == config.rotated_by_layer:
+            return config
+        return dataclasses.replace(config, rotated_layers=rotated)
 
     def to_metadata(self) -> dict[str, Any]:
         """Returns GGUF metadata from which `from_metadata` restores this configuration."""
@@ -285,8 +303,7 @@ class Config:
         values |= expert_fields.write(self.experts, self.kind)
         if (self.window or 0) != self.kind.window:
             values["attention.sliding_window"] = self.window or 0
-        if self.windowed_layers is not None:
-            values["attention.sliding_window_pattern"] = np.array(self.windowed_layers)
+        values |= layer_patterns.write(self)
         for name, key in _SOFT_CAPS.items():
             cap = getattr(self, name) or 0.0
             if cap != (getattr(self.kind, name) or 0.0):
@@ -340,25 +357,6 @@ def _soft_caps(get: Fields, kind: Architecture) -> dict[str, Any]:
     return caps
 
 
-def _windowed_layers(
-    get: Fields, kind: Architecture, layers: int, blocks: int
-) -> tuple[bool, ...] | None:
-    """Returns whether each layer is windowed; None means that the architecture decides."""
-    key = "attention.sliding_window_pattern"
-    value = get.value(key, None)
-    if value is None or kind.windowed is None:
-        return None
-    if isinstance(value, np.ndarray) and value.dtype == bool:
-        pattern = tuple(value.tolist())
-        if len(pattern) != blocks:
-            get.fail(key, f"has {len(pattern)} entries, expected one for each of {blocks} layers")
-        pattern = pattern[:layers]
-    else:  # all layers but the last of every n are windowed; 0: all are
-        n = get.integer(key, least=0, most=MAX_LAYERS)
-        pattern = tuple(n == 0 or i % n < n - 1 for i in range(layers))
-    return None if pattern == tuple(map(kind.windowed, range(layers))) else pattern
-
-
 def _inner_sizes(get: Fields, kind: Architecture, layers: int, blocks: int) -> tuple[int, ...]:
     """Returns the inner size of each layer's dense MLP; optional in files with MoE layers only."""
     key = "feed_forward_length"
@@ -384,7 +382,7 @@ def _shared_kv_layers(
         metadata_keys.refuse(get, key, (0,))
         return 0
     count = get.integer(key, 0, least=0, most=layers - 1)
-    windowed = windowed_layers or tuple(map(kind.windowed or (lambda _: False), range(layers)))
+    windowed = windowed_layers or layer_patterns.windowed_by_default(kind, layers)
     if not set(windowed[layers - count :]) <= set(windowed[: layers - count]):
         get.fail(key, f"{count} leaves a layer without an earlier layer of its kind")
     return count

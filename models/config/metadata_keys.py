@@ -31,6 +31,7 @@ _READ = frozenset(
     expert_shared_count expert_gating_func expert_group_count expert_group_used_count
     expert_weights_norm expert_weights_scale
     rope.dimension_count rope.dimension_count_swa rope.freq_base rope.freq_base_swa
+    rope.rotated_layers
     rope.scale_linear rope.scaling.type rope.scaling.factor rope.scaling.attn_factor
     rope.scaling.finetuned rope.scaling.original_context_length
     rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow rope.scaling.yarn_log_multiplier

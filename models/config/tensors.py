@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax_q4k import GGUFError, QuantizedArray
 from jax_q4k.gguf import Metadata
 
+from ..architectures.base import MAX_LAYERS
 from ..architectures.tensor_tables import OPTIONAL_BIASES, SCALES, Tensor
-from .config import MAX_LAYERS, Config
+from .config import Config
 
 #: Tensors of vision, audio and multi-token prediction, which text generation does not use.
 _UNUSED = re.compile(r"(v|mm|a)\..*|blk\.\d+\.nextn\..*")

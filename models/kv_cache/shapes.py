@@ -10,15 +10,16 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..config import Config
+from ..config.attention_fields import stored_head_dim
 
 if TYPE_CHECKING:
     from ..sharding.placement import Placement
 
 PAGE_SIZE = 16  # tokens
 
-#: Pages of one layer: keys and values, both (num_pages, num_kv_heads, page_size, head_dim). int8
-#: pages have their scales too, both float32 (num_pages, num_kv_heads, page_size). Latent attention
-#: has one array instead of each pair. Empty for a layer without pages of its own.
+#: Pages of one layer: keys and values, both (num_pages, num_kv_heads, page_size, stored_head_dim).
+#: int8 pages have their scales too, both float32 (num_pages, num_kv_heads, page_size). Latent
+#: attention has one array instead of each pair. Empty for a layer without pages of its own.
 Pages = tuple[jax.Array, ...]
 
 #: Recurrent state of one layer, float32: the convolution's last inputs (batch, width, channels),
@@ -44,7 +45,7 @@ def page_shapes(
     """Returns shapes and dtypes of a layer's `Pages` arrays with `count` pages."""
     if not has_pages(config, layer):
         return []
-    kinds, head_dim = 2, config.head_dim_of(layer)
+    kinds, head_dim = 2, stored_head_dim(config.head_dim_of(layer))
     if config.latent is not None:  # values are the first elements of keys
         kinds, head_dim = 1, config.latent.stored_dim(config.rope_dim)
     shapes: list[tuple[tuple[int, ...], Any]] = [((count, heads, page_size, head_dim), dtype)]

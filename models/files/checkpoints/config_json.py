@@ -11,20 +11,20 @@ import numpy as np
 from jax_q4k import CheckpointError, GGUFError
 from jax_q4k.gguf import REQUIRED, Fields
 
-from ...architectures import ARCHITECTURES
-from ...architectures.base import GROUP_BEST, Architecture, CheckpointClass
-from ...config import Config
-from ...config.config import MAX_LAYERS
+from ...architectures import ARCHITECTURES, layer_types
+from ...architectures.base import GROUP_BEST, MAX_LAYERS, Architecture, CheckpointClass
+from ...config import Config, layer_patterns
 from ...support.json_fields import JSONFields
 from . import config_keys
 from .rope_json import Rope
 
 MAX_CONFIG = 1 << 22  # bytes of config.json, and of each other file of settings
 
+_CONTEXT = "max_position_embeddings"
 #: GGUF key -> (key of config.json, reader, default or REQUIRED).
 _KEYS: dict[str, tuple[str, Callable[..., Any], Any]] = {
     "vocab_size": ("vocab_size", Fields.integer, REQUIRED),
-    "context_length": ("max_position_embeddings", Fields.integer, REQUIRED),
+    "context_length": (_CONTEXT, Fields.integer, REQUIRED),
     "embedding_length": ("hidden_size", Fields.integer, REQUIRED),
     "block_count": ("num_hidden_layers", Fields.integer, REQUIRED),
     "feed_forward_length": ("intermediate_size", Fields.integer, REQUIRED),
@@ -72,7 +72,6 @@ _SAME = {
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "swiglu_oai": "silu"}
 #: Keys for which null turns something off; for others it selects the default.
 _NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
-_FULL, _WINDOWED = "full_attention", "sliding_attention"
 #: Token mixer -> value in layer_types.
 _MIXERS = {"delta": "linear_attention", "convolution": "conv"}
 
@@ -120,7 +119,11 @@ def describe(fields: JSONFields) -> Description:
         config = Config.from_metadata(metadata, fields.file)
     except GGUFError as error:
         key = error.field.removeprefix(prefix)
-        others = {"rope.freq_base": "rope_theta", "attention.sliding_window": "sliding_window"}
+        others = {
+            "rope.freq_base": "rope_theta",
+            "attention.sliding_window": "sliding_window",
+            layer_patterns.WINDOWED: "layer_types",
+        }
         others |= {**checkpoint.keys, **checkpoint.optional_keys}
         keys = _keys(architecture, checkpoint)
         json_key = keys[key][0] if key in keys else others.get(key, key)
@@ -133,7 +136,7 @@ def describe(fields: JSONFields) -> Description:
     return Description(
         config=config,
         checkpoint=checkpoint,
-        metadata=config.to_metadata() | metadata,
+        metadata=config.to_metadata() | _without_patterns(metadata, prefix),
         biases=_asked_for(fields, checkpoint.biases),
         zero_biases=_asked_for(fields, checkpoint.zero_biases, unless=True),
         tensors=checkpoint.held + _asked_for(fields, checkpoint.tensors),
@@ -151,6 +154,12 @@ def describe(fields: JSONFields) -> Description:
         further_layers=0 if further is None else fields.integer(further, 0, least=0, most=1024),
         packed=packed,
     )
+
+
+def _without_patterns(metadata: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Removes patterns of layers, which `Config.to_metadata` has if they are not the default."""
+    patterns = {prefix + key for key in (layer_patterns.WINDOWED, layer_patterns.ROTATED)}
+    return {key: value for key, value in metadata.items() if key not in patterns}
 
 
 def is_tied(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
@@ -213,13 +222,7 @@ def _values(
         value = _READERS.get(key, Fields.number)(fields, json_key, None)
         if value is not None:
             values[key] = value
-    values |= _layer_types(fields, architecture, checkpoint)
-    window = _window(fields, checkpoint)
-    if window is not None:
-        values["attention.sliding_window"] = window
-        if checkpoint.every_layer_windowed:
-            layers = fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
-            values["attention.sliding_window_pattern"] = np.ones(layers, bool)
+    values |= _recurrent_layers(fields, architecture) | _windows(fields, architecture, checkpoint)
     return {**values, **checkpoint.computed(fields)}
 
 
@@ -282,33 +285,14 @@ def _accept(fields: JSONFields, key: str, values: tuple[Any, ...]) -> None:
         fields.fail(key, f"is {found!r:.100}, which is not supported")
 
 
-def _layer_types(
-    fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
-) -> dict[str, Any]:
-    """Returns metadata from layer_types if GGUF has a key for it; otherwise only checks it."""
-    types = fields.array("layer_types", [])
-    other = _MIXERS.get(_recurrent(architecture), _WINDOWED)
-    for i, kind in enumerate(types):
-        if kind not in (_FULL, other):
-            problem = f"{kind!r:.100} is not supported; supported: {_FULL}, {other}"
-            fields.fail("layer_types", problem)
-        if architecture.windowed is None or other != _WINDOWED or checkpoint.layer_types:
-            continue
-        expected = _WINDOWED if architecture.windowed(i) else _FULL
-        if kind != expected:
-            fields.fail("layer_types", f"lists {kind} for layer {i}, expected {expected}")
-    if not types or not (checkpoint.layer_types or other != _WINDOWED):
+def _recurrent_layers(fields: JSONFields, architecture: Architecture) -> dict[str, Any]:
+    """Returns metadata from layer_types of models with recurrent layers; otherwise checks it."""
+    other = _MIXERS.get(_recurrent(architecture), layer_types.WINDOWED)
+    layer_types.check(fields, other)
+    if other == layer_types.WINDOWED or not fields.array("layer_types", []):
         return {}
-    layers = fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
-    if len(types) != layers:
-        fields.fail("layer_types", f"has {len(types)} entries, expected {layers}")
-    if checkpoint.layer_types:
-        if types[-1] != _FULL:
-            fields.fail("layer_types", f"lists {types[-1]} for the last layer, expected {_FULL}")
-        return {"attention.sliding_window_pattern": np.array([t == _WINDOWED for t in types])}
-    if architecture.delta:
-        return {"attention.recurrent_layers": np.array([t == other for t in types])}
-    return {}
+    recurrent = layer_types.read(fields, lambda *_: False, other)
+    return {"attention.recurrent_layers": np.array(recurrent)} if architecture.delta else {}
 
 
 def _recurrent(architecture: Architecture) -> str:
@@ -316,9 +300,39 @@ def _recurrent(architecture: Architecture) -> str:
     return "delta" if architecture.delta else "convolution" if architecture.convolution else ""
 
 
-def _window(fields: JSONFields, checkpoint: CheckpointClass) -> int | None:
-    """Returns the sliding window in tokens; None if there is none."""
-    counts = checkpoint.window
-    if isinstance(counts, str):
-        counts = fields.boolean(counts, False)
-    return fields.integer("sliding_window", None) if counts else None
+def _windows(
+    fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
+) -> dict[str, Any]:
+    """Returns metadata with the sliding window in tokens, and the layers that have it."""
+    enabled = checkpoint.window
+    if isinstance(enabled, str):
+        enabled = fields.boolean(enabled, False)
+    window = fields.integer("sliding_window", None) if enabled else None
+    windowed = _windowed_layers(fields, architecture, checkpoint, window)
+    by_default = any(layer_patterns.windowed_by_default(architecture, len(windowed)))
+    has_effect = window is not None and (by_default or window < fields.integer(_CONTEXT))
+    if has_effect and any(windowed):
+        return {"attention.sliding_window": window, layer_patterns.WINDOWED: np.array(windowed)}
+    # Without the key, files of some architectures have a window.
+    return {"attention.sliding_window": 0} if architecture.window else {}
+
+
+def _without_fields(windowed: Callable[[int], bool]) -> Callable[[JSONFields, int], bool]:
+    """Returns the rule for layers as one that takes config.json, too, and ignores it."""
+    return lambda fields, layer: windowed(layer)
+
+
+def _windowed_layers(
+    fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass, window: int | None
+) -> list[bool]:
+    """Returns whether each layer has the sliding window."""
+    layers = fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
+    rule, of_architecture = checkpoint.windowed, architecture.windowed
+    if rule is None and of_architecture is not None:
+        rule = _without_fields(of_architecture)
+    if window is None:
+        listed = rule is not None and layer_types.WINDOWED in fields.array("layer_types", [])
+        if listed and checkpoint.window:
+            fields.fail("layer_types", f"lists {layer_types.WINDOWED}, but there is no window")
+        return [False] * layers
+    return [True] * layers if rule is None else layer_types.read(fields, rule)

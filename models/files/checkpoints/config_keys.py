@@ -22,7 +22,8 @@ _READ = frozenset(
     architectures auto_map model_type text_config quantization_config
     vocab_size max_position_embeddings hidden_size num_hidden_layers intermediate_size
     num_attention_heads num_key_value_heads head_dim rms_norm_eps hidden_act hidden_activation
-    layer_types sliding_window use_sliding_window tie_word_embeddings num_experts num_local_experts
+    layer_types sliding_window sliding_window_pattern max_window_layers use_sliding_window
+    no_rope_layers no_rope_layer_interval tie_word_embeddings num_experts num_local_experts
     rope_parameters rope_scaling rope_theta partial_rotary_factor original_max_position_embeddings
     mrope_section num_mtp_layers
     attention_k_eq_v enable_moe_block final_logit_softcapping global_head_dim
@@ -80,7 +81,7 @@ _HARMLESS = frozenset(
     + """
     activation_function block_dim block_mlp_init_scale block_norm_eps block_out_init_scale
     block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init experts_per_token
-    initial_context_length layer_norm_epsilon max_window_layers num_heads qk_head_dim
+    initial_context_length layer_norm_epsilon num_heads qk_head_dim
     theta use_embedding_sharing use_parallel_embedding
     """.split()
 )

@@ -12,6 +12,7 @@ from jax import Array
 
 import jax_q4k as jq
 
+from ...config.attention_fields import stored_head_dim
 from ...config.rope import Rotation
 from ...kv_cache.shapes import Pages
 from ..rows import flat_rows
@@ -76,14 +77,16 @@ class Attention(nnx.Module):
             q, gate, kv = self._projected(x, kv, norms)
         seen: dict[str, Any] = {
             "window": self.window,
-            "scale": self.scale,
+            "scale": self.head_dim**-0.5 if self.scale is None else self.scale,
             "soft_cap": self.soft_cap,
         }
         if self.sinks is not None:
             seen["sinks"] = self.sinks.get_value()
         added_to = None if self._adds_separately else residual
-        if gate is not None:
-            y = kv.attention(q, **seen).reshape(gate.shape) * jax.nn.sigmoid(gate)
+        if gate is not None or self._is_padded:
+            y = kv.attention(q, **seen)[..., : self.head_dim]
+            y = y.reshape(*y.shape[:-2], -1)
+            y = y if gate is None else y * jax.nn.sigmoid(gate)
             y = linear(y, self.output, residual=added_to, prefetch=prefetch)[0]
         else:
             y = kv.attend(q, self.output, added_to, prefetch, **seen)
@@ -100,8 +103,25 @@ class Attention(nnx.Module):
     def _is_plain(self) -> bool:
         """Whether heads need only a norm per head and rotation between projection and cache."""
         of_heads = self.q_norm is None or self._per_head(self.q_norm)
-        separate = self.output_gate or self.value_eps is not None
+        separate = self.output_gate or self.value_eps is not None or self._is_padded
         return len(self.first) == 3 and of_heads and not separate
+
+    @property
+    def _is_padded(self) -> bool:
+        """Whether a head's row in the cache is wider than head_dim."""
+        return stored_head_dim(self.head_dim) != self.head_dim
+
+    def _widened(self, x: Array, norm: RMSNorm | None) -> tuple[Array, RMSNorm | None]:
+        """Appends zeros to each head of x (..., heads, head_dim), to the width of the cache.
+
+        Returns the heads, and the norm that remains to be applied. Heads that get zeros are
+        normalized first, because zeros would change their mean square.
+        """
+        zeros = stored_head_dim(self.head_dim) - self.head_dim
+        if not zeros:
+            return x, norm
+        x = x if norm is None else norm(x)
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, zeros)]), None
 
     def _projected(self, x: Array, kv: KV, norms: Any) -> tuple[Array, Array | None, KV]:
         """Projects x step by step, without fusing, for layers that are not plain.
@@ -117,11 +137,15 @@ class Attention(nnx.Module):
             norms = None, None
         q = heads(q, self.head_dim)
         if not kv_rows:
-            return kv.query(q, norms[0]), gate, kv
+            return kv.query(*self._widened(q, norms[0])), gate, kv
         k, v = (heads(y, self.head_dim) for y in (kv_rows[0], kv_rows[-1]))
         if self.value_eps is not None:
             v = jq.rms_norm(v, jnp.ones(self.head_dim), eps=self.value_eps)  # one kernel
-        q, kv = kv.append(q, k, v, norms=norms)  # normalizes, rotates, stores
+        widened = (
+            self._widened(x, norm) for x, norm in zip((q, k, v), (*norms, None), strict=True)
+        )
+        (q, q_norm), (k, k_norm), (v, _) = widened
+        q, kv = kv.append(q, k, v, norms=(q_norm, k_norm))  # normalizes, rotates, stores
         return q, gate, kv
 
     @property

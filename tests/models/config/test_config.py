@@ -124,8 +124,8 @@ def test_vocab_size_from_the_tokens():
         ({"attention.head_count_kv": 3}, "head_count_kv: 3 must divide attention.head_count=8"),
         ({"attention.head_count_kv": 16}, "head_count_kv: must be an integer from 1 to 8, not 16"),
         (
-            {"attention.key_length": 72},
-            "a head_dim of 72 is not supported; supported: 32, 48, 64",
+            {"attention.key_length": 514},
+            "a head_dim of 514 is not supported; at most 512",
         ),
         ({"attention.value_length": 128}, "value_length: 128 must equal the key length, 64"),
         ({"rope.dimension_count": 63}, "rope.dimension_count: 63 must be even"),
@@ -273,6 +273,12 @@ PATTERN = "attention__sliding_window_pattern"
         ("gemma3", WINDOW | {PATTERN: 0}, [16] * 12),
         ("gemma3", WINDOW | {PATTERN: 1}, [None] * 12),
         ("gemma3", WINDOW | {PATTERN: np.array([True, False, False] * 4)}, [16, None, None] * 4),
+        ("qwen2", WINDOW | {PATTERN: np.array([True, False, False] * 4)}, [16, None, None] * 4),
+        ("qwen2", WINDOW | {PATTERN: np.zeros(12, bool)}, [None] * 12),
+        ("qwen2", {PATTERN: np.ones(12, bool)}, [None] * 12),
+        ("llama", WINDOW | {PATTERN: np.ones(12, bool)}, [16] * 12),
+        ("phi3", WINDOW, [None] * 12),
+        ("phi3", WINDOW | {PATTERN: np.ones(12, bool)}, [16] * 12),
     ],
 )
 def test_windows(architecture, keys, windows):
@@ -283,6 +289,48 @@ def test_windows(architecture, keys, windows):
     assert [config.rope_of(layer) for layer in range(12)] == local
     assert Config.from_metadata(config.to_metadata()) == config
     assert config.context_length == 2048
+
+
+def test_a_period_in_a_file_whose_architecture_has_no_windows():
+    """Ignores it as llama.cpp does, so that the window limits the context."""
+    config = Config.from_metadata(of("qwen2", block_count=12, **WINDOW, **{PATTERN: 4}))
+    assert (config.windows, config.context_length) == ((), 16)
+
+
+ROTATED = "rope__rotated_layers"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "rotated"),
+    [
+        ("llama", {}, [True] * 4),
+        ("llama", {ROTATED: np.array([True, False] * 2)}, [True, False] * 2),
+        ("smollm3", {}, [True, True, True, False]),
+        ("smollm3", {ROTATED: np.array([False, True] * 2)}, [False, True] * 2),
+        ("cohere2", WINDOW, [True, True, True, False]),
+        ("cohere2", WINDOW | {PATTERN: np.arange(4) == 1}, [False, True, False, False]),
+        ("cohere2", WINDOW | {ROTATED: np.ones(4, bool)}, [True] * 4),
+    ],
+)
+def test_layers_without_rope(architecture, keys, rotated):
+    others = {"logit_scale": 1.0, "attention__layer_norm_epsilon": 1e-5}  # of cohere2
+    config = Config.from_metadata(of(architecture, block_count=4, **others, **keys))
+    factors = [config.ropes[config.rope_of(layer)].factor for layer in range(4)]
+    assert np.isfinite(factors).tolist() == rotated
+    assert Config.from_metadata(config.to_metadata()) == config
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.ones(3, bool), "rotated_layers: has 3 entries, expected one for each of 4 layers"),
+        (np.ones(4, int), "rotated_layers: must be an array of booleans"),
+        (True, "rotated_layers: must be an array of booleans"),
+    ],
+)
+def test_patterns_of_rope_that_are_refused(value, message):
+    with pytest.raises(jq.GGUFError, match=message):
+        Config.from_metadata(of("smollm3", block_count=4, **{ROTATED: value}))
 
 
 def test_a_pattern_that_says_what_the_architecture_says():

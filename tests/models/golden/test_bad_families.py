@@ -191,7 +191,7 @@ HEADS = [
     (GEMMA, "embedding_length_per_layer_input", 1 << 40, "must be an integer from 0"),
     (GEMMA, "embedding_length_per_layer_input", 1 << 24, "per_layer_token_embd.weight': "),
     (GEMMA[1:2], "embedding_length_per_layer_input", 0, "'per_layer_.*is not part of"),
-    (GEMMA, "attention.key_length_swa", 65, "a head_dim of 65 is not supported; supported"),
+    (GEMMA, "attention.key_length_swa", 513, "a head_dim of 513 is not supported; at most"),
     (GEMMA, "attention.key_length_swa", 1 << 40, "must be an integer from 1"),
     (GEMMA, "attention.key_length_swa", 32, "value_length_swa: 64 must equal the key length, 32"),
     (GEMMA, "attention.value_length", 64, "64 must equal the key length, 128"),

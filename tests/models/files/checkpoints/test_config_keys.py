@@ -243,8 +243,8 @@ def test_defaults_of_classes():
     """Defaults of transformers 5.24 for missing keys."""
     mistral = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
     mistral |= {"num_key_value_heads": 2, "max_position_embeddings": 32768}
-    assert describe(mistral).config.context_length == 4096
-    assert describe({**mistral, "sliding_window": None}).config.context_length == 32768
+    assert describe(mistral).config.windows == (4096,)
+    assert describe({**mistral, "sliding_window": None}).config.windows == ()
     config = changed("qwen2vl", rope_parameters={"mrope_section": [8, 12, 12]})
     assert describe(config).config.rope_theta == 1e6
     config = changed("olmo3")

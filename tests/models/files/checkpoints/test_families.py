@@ -199,7 +199,6 @@ def test_values_that_classes_imply():
 @pytest.mark.parametrize(
     ("name", "changes", "rope", "message"),
     [
-        ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}, None, "no_rope_layers: is "),
         ("qwen3moe", {"mlp_only_layers": [1]}, None, "mlp_only_layers: is "),
         ("qwen3moe", {"num_local_experts": None}, None, "num_experts: is missing"),
         ("glm4moe", {"scoring_func": "softmax"}, None, "scoring_func: is 'softmax'"),
@@ -211,7 +210,6 @@ def test_values_that_classes_imply():
         ("phi3", {}, {"partial_rotary_factor": 0}, "partial_rotary_factor: must be above 0"),
         ("mistral3", {}, {"factor": -1}, "factor: must be a number above"),
         ("granite", {}, {"llama_4_scaling_beta": 0.1}, "llama_4_scaling_beta: is not supported"),
-        ("cohere2", {"sliding_window_pattern": 2}, None, "sliding_window_pattern: is 2"),
     ],
 )
 def test_configs_that_are_refused(name, changes, rope, message):

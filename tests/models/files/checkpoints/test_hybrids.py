@@ -255,12 +255,6 @@ REFUSED = [
         {"quantization_config": {"quant_method": "fp8"}},
         "quantization_config: is 'fp8'",
     ),
-    (
-        "gemma4",
-        {"layer_types": [WINDOWED] * 3},
-        "layer_types: lists sliding_attention for the last",
-    ),
-    ("gemma4", {"layer_types": None}, "layer_types: is missing, and 3 layers are not a"),
     ("gemma4", {"layer_types": [WINDOWED, LINEAR, FULL]}, "layer_types: 'linear_attention' is not"),
     ("gemma4", {"attention_bias": True}, "attention_bias: is True"),
     ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention: is 'all'"),
