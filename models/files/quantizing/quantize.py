@@ -17,13 +17,14 @@ import numpy as np
 from jax_q4k import QuantizedArray, formats, gguf, quantizers
 
 from ...config import Config
+from ...config.fused_names import parts_of
 from ...config.tensors import check_tensors, expected_tensors
 from ...network.build import build, named_tensors
 from ...runner.model import Model
 from ...support.warn import warn
 from .. import fused, rope_divisors
-from ..gguf import completed, describe
-from ..sources import open_source
+from ..gguf import completed, describe, file_type_of
+from ..sources import TensorSource, open_source
 from . import recipes
 
 _PIECE = 1 << 21  # weights decoded and quantized at a time; a few tens of megabytes
@@ -101,26 +102,48 @@ def quantize_file(
         invalid; everything except the values of weights is checked before anything is written.
         OSError: a file cannot be read or written.
     """
-    recipe = recipes.get(type)
+    recipes.get(type)  # raises before the source is read
     with open_source(source) as opened:
-        shapes = opened.tensors
-        described = {
-            name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()
-        }
-        config, _ = describe(opened.metadata, described, opened.name)
-        importance = _checked(importance, config, shapes)
+        return convert(opened, path, type, importance, max_bytes=max_bytes, progress=progress)
 
-        def pieces(name: str, kind: str) -> Iterator[np.ndarray]:
-            return _pieces(name, opened.read(name), kind, importance.get(name))
 
-        tensors = {
-            name: gguf.TensorPieces(kind, shapes[name], functools.partial(pieces, name, kind))
-            for name, kind in _types(recipe, config, shapes, importance, opened.packed).items()
-        }
-        tensors = fused.joined(config, tensors, os.fsdecode(path))
-        metadata, tensors = rope_divisors.in_metadata(config, opened.metadata, tensors)
-        metadata = completed(metadata, recipes.file_type(type))
-        return gguf.write(path, metadata, tensors, max_bytes=max_bytes, progress=progress)
+def convert(
+    opened: TensorSource,
+    path: str | os.PathLike[str],
+    type: str | Mapping[str, str],
+    importance: Importance | None = None,
+    *,
+    max_bytes: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> list[Path]:
+    """Like `quantize_file`, from an open source.
+
+    type: as in `quantize`, or tensor name -> ggml type name.
+    """
+    shapes = opened.tensors
+    described = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    config, _ = describe(opened.metadata, described, opened.name)
+    checked = _checked(importance, config, shapes)
+    types = type
+    if isinstance(types, str):
+        types = _types(recipes.get(types), config, shapes, checked, opened.packed)
+
+    def pieces(name: str, kind: str) -> Iterator[np.ndarray]:
+        return _pieces(name, opened.read(name), kind, checked.get(name))
+
+    tensors = {
+        name: gguf.TensorPieces(kind, shapes[name], functools.partial(pieces, name, kind))
+        for name, kind in types.items()
+    }
+    tensors = fused.joined(config, tensors, os.fsdecode(path))
+    metadata, tensors = rope_divisors.in_metadata(config, opened.metadata, tensors)
+    number = (
+        recipes.file_type(type)
+        if isinstance(type, str)
+        else file_type_of(metadata, tensors.values())
+    )
+    metadata = completed(metadata, number)
+    return gguf.write(path, metadata, tensors, max_bytes=max_bytes, progress=progress)
 
 
 def _types(
@@ -257,7 +280,7 @@ def _checked(
     checked: dict[str, np.ndarray] = {}
     weights_of = importance or {}
     for name, weights in weights_of.items():
-        parts = [part for part in fused.parts_of(config, name) if part in shapes]
+        parts = [part for part in parts_of(config, name) if part in shapes]
         if any(part in weights_of and part != name for part in parts):
             parts = []
         if not parts and name not in shapes:
