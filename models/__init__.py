@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from .files.gguf import from_gguf, save_gguf
     from .files.load import load
     from .files.lora import read_lora, with_lora
+    from .files.merging import merge
     from .files.mtp import load_nextn
-    from .files.quantizing.imatrix import read_imatrix
+    from .files.quantizing.imatrix import load_imatrix, read_imatrix, save_imatrix
     from .files.quantizing.plan import QuantizationPlan
     from .files.quantizing.quantize import quantization_plan, quantize, quantize_file
     from .kv_cache import PagedCache
@@ -34,19 +35,24 @@ if TYPE_CHECKING:
     from .runner.abstract_programs import abstract_programs
     from .runner.adapters import Adapter
     from .runner.exported_step import CompiledStep, compile_step, load_compiled
+    from .runner.imatrix import ImportanceMatrix
     from .runner.model import Model
     from .runner.programs import CUDA_COMPILER_OPTIONS
     from .runner.speculative import drafts
     from .sampling import Constraint, ConstraintError, Sampling, Thought
     from .server.run import serve
     from .support.assets import demo_path
-    from .tasks.divergence import Divergence, Estimate, kl_divergence
+    from .tasks.base_logits import BaseLogitsError, save_base_logits
+    from .tasks.divergence import Divergence, kl_divergence
     from .tasks.embeddings import embed
+    from .tasks.estimates import Estimate
+    from .tasks.imatrix import imatrix
     from .tasks.perplexity import Score, score
 
 __all__ = [
     "CUDA_COMPILER_OPTIONS",
     "Adapter",
+    "BaseLogitsError",
     "CheckpointSource",
     "CompiledStep",
     "Config",
@@ -60,6 +66,7 @@ __all__ = [
     "EngineClosedError",
     "EngineStats",
     "Estimate",
+    "ImportanceMatrix",
     "Model",
     "Output",
     "Packed",
@@ -82,10 +89,13 @@ __all__ = [
     "from_gguf",
     "from_pretrained",
     "generate",
+    "imatrix",
     "kl_divergence",
     "load",
     "load_compiled",
+    "load_imatrix",
     "load_nextn",
+    "merge",
     "named_tensors",
     "quantization_plan",
     "quantize",
@@ -93,7 +103,9 @@ __all__ = [
     "read_imatrix",
     "read_lora",
     "sampling",
+    "save_base_logits",
     "save_gguf",
+    "save_imatrix",
     "score",
     "serve",
     "states",

@@ -7,6 +7,7 @@ from the `gguf` package.
 from __future__ import annotations
 
 from ..errors import GGUFError
+from .copying import copy
 from .fields import REQUIRED, Fields
 from .header import Header
 from .load import QUANTIZATION_VERSION, GGUFFile, TensorFile, read
@@ -27,6 +28,7 @@ __all__ = [
     "TensorFile",
     "TensorInfo",
     "TensorPieces",
+    "copy",
     "part_names",
     "read",
     "read_header",

@@ -206,27 +206,33 @@ def metadata_of_part(
     part = Metadata() if number else without_parts(metadata)
     if number and _ALIGNMENT in metadata:
         part[_ALIGNMENT] = metadata[_ALIGNMENT]
-    part[NUMBER], part[COUNT] = np.uint16(number), np.uint16(count)
-    part[TENSORS] = np.int32(tensors)
+    part[NUMBER], part[TENSORS] = np.uint16(number), np.int32(tensors)
+    part[COUNT] = np.uint16(count)  # the last entry, as in files of llama-gguf-split
     return part
 
 
-def grouped(sizes: Mapping[str, int], max_bytes: int | None) -> list[list[str]]:
+def grouped(
+    sizes: Mapping[str, int], max_bytes: int | None, max_tensors: int | None = None
+) -> list[list[str]]:
     """Divides tensors over parts; returns each part's tensor names.
 
-    A part has consecutive tensors of up to `max_bytes` in total, but at least one.
+    A part has up to `max_tensors` consecutive tensors of up to `max_bytes` in total, but at least
+    one.
 
     sizes: tensor name -> bytes in the file. Raises ValueError for more parts than can be read.
     """
     groups: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
-        if max_bytes is not None and groups[-1] and filled + size > max_bytes:
+        too_large = max_bytes is not None and filled + size > max_bytes
+        if groups[-1] and (too_large or len(groups[-1]) == max_tensors):
             groups.append([])
             filled = 0
         groups[-1].append(name)
         filled += size
     if len(groups) > MAX_PARTS:
         made = f"makes {len(groups)} parts; the maximum is {MAX_PARTS}"
-        raise ValueError(f"max_bytes={max_bytes} {made}")
+        limits = {"max_bytes": max_bytes, "max_tensors": max_tensors}
+        named = ", ".join(f"{name}={limit}" for name, limit in limits.items() if limit is not None)
+        raise ValueError(f"{named} {made}")
     return groups

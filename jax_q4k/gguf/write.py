@@ -75,6 +75,7 @@ def write(
     tensors: Mapping[str, Any],
     *,
     max_bytes: int | None = None,
+    max_tensors: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Path]:
     """Writes a GGUF file of version 3, then atomically replaces the file at `path`.
@@ -83,13 +84,15 @@ def write(
     that is killed leaves its temporary file, `.HEX.gguf.partial`.
 
     Args:
-      metadata: must contain `general.architecture`. Values are bool, int, float, str, NumPy
+      metadata: must contain `general.architecture`, except for an importance matrix, whose
+        `general.type` is "imatrix". Values are bool, int, float, str, NumPy
         scalars, arrays with one axis, or lists of one of these kinds; `value_types.typed` gives
         their types in the file. Tensors are aligned to `general.alignment` bytes, by default 32.
       tensors: name -> QuantizedArray, float32, float16 or bfloat16 array, or `TensorPieces`.
       max_bytes: limit on the tensor data of a file. A larger model is split into files
         NAME-00001-of-00003.gguf, ... for a `path` of NAME.gguf, as by llama-gguf-split. A tensor
         above the limit has a file of its own.
+      max_tensors: limit on the tensors of a file, like `max_bytes`.
       progress: called with (bytes of tensor data written, total bytes).
 
     Returns:
@@ -97,20 +100,22 @@ def write(
 
     Raises:
       TypeError, ValueError: a key, value, name, type or shape that GGUF cannot hold, which the
-        message names; a `max_bytes` that is not a positive integer, or that makes more files than
-        can be read. OSError: a file cannot be written; the message names it.
+        message names; a limit that is not a positive integer, or that makes more files than can be
+        read. OSError: a file cannot be written; the message names it.
     """
-    architecture = metadata.get("general.architecture")
+    is_imatrix = metadata.get("general.type") == "imatrix"
+    architecture = metadata.get("general.architecture", "" if is_imatrix else None)
     if not isinstance(architecture, str):
         raise ValueError(
             f"metadata 'general.architecture' is {architecture!r}, expected the architecture's name"
         )
-    _check_max_bytes(max_bytes)
+    _check_limit("max_bytes", max_bytes)
+    _check_limit("max_tensors", max_tensors)
     entries = {key: typed(metadata, key) for key in metadata}
     alignment = _alignment(entries)
     described = {name: TensorPieces.of(name, tensor) for name, tensor in tensors.items()}
     sizes = {name: -(-t.nbytes // alignment) * alignment for name, t in described.items()}
-    groups = parts.grouped(sizes, max_bytes)
+    groups = parts.grouped(sizes, max_bytes, max_tensors)
     paths = parts.names_for(path, len(groups))
     report = _Report(progress, sum(tensor.nbytes for tensor in described.values()))
     with contextlib.ExitStack() as stack:
@@ -126,11 +131,11 @@ def write(
     return paths
 
 
-def _check_max_bytes(max_bytes: Any) -> None:
-    if max_bytes is None:
+def _check_limit(name: str, limit: Any) -> None:
+    if limit is None:
         return
-    if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
-        raise ValueError(f"max_bytes={max_bytes!r} must be a positive integer")
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise ValueError(f"{name}={limit!r} must be a positive integer")
 
 
 class _Report:
@@ -157,7 +162,7 @@ def _write_file(
     """Writes one complete GGUF file to `path`, which the caller then renames."""
     with contextlib.closing(_Writer(path, architecture)) as writer:
         writer.data_alignment = alignment
-        if "general.architecture" not in entries:  # as in all parts but the first
+        if "general.architecture" not in entries:  # as in parts but the first, and imatrix files
             writer.kv_data[0].clear()
         for key, (kind, element, value) in entries.items():
             if key not in writer.kv_data[0]:  # the writer has the architecture, unless it is empty

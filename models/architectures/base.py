@@ -192,7 +192,7 @@ class Architecture:
       per_layer_embeddings: layers may have per-layer embeddings, and share keys and values.
       experts: tensors that replace `mlp` in MoE layers; (): no such layers.
       further: further tensors of each layer.
-      fused: tensors in files that hold the rows of several, see `fused.FUSED`. attn_qkv and
+      fused: tensors in files that hold the rows of several, see `fused_names.FUSED`. attn_qkv and
         ffn_gate_up_exps are read in every architecture.
       biases: groups of biases that every file holds.
       layer_norm: norms are LayerNorm, which subtracts the mean, instead of RMSNorm.

@@ -34,13 +34,19 @@ COMMANDS = (
     "chat",
     "compile",
     "completion",
+    "detokenize",
     "doctor",
     "embed",
     "generate",
+    "imatrix",
     "inspect",
+    "join",
+    "merge",
     "perplexity",
     "quantize",
     "serve",
+    "split",
+    "tokenize",
 )
 
 FAILURE = 2

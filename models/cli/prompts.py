@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Maximum bytes of a prompt file; a longer text exceeds any context.
 MAX_FILE = 1 << 26
+#: Maximum bytes of a text to score or to tokenize; a limit for endless files such as /dev/zero.
+MAX_TEXT = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,22 @@ def read_up_to(count: int, path: str) -> bytes:
 
 def _file_text(path: str) -> str:
     """Reads a file's text without the newline at its end."""
-    name, data = "standard input" if path == "-" else path, read_up_to(MAX_FILE + 1, path)
-    if len(data) > MAX_FILE:
-        raise UsageError(f"{name} is longer than {MAX_FILE >> 20} MiB")
+    return read_text(path, MAX_FILE).removesuffix("\n")
+
+
+def read_text(path: str, most: int | None = None) -> str:
+    """Reads the text of a file, or of standard input if the path is `-`.
+
+    most: maximum bytes; None means MAX_TEXT.
+    """
+    most = MAX_TEXT if most is None else most
+    name, data = "standard input" if path == "-" else path, read_up_to(most + 1, path)
+    if len(data) > most:
+        raise UsageError(f"{name} is longer than {most >> 20} MiB")
     try:
-        text = data.decode()
+        return data.decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from None
-    return text.removesuffix("\n")
 
 
 def add_template(parser: Any) -> None:

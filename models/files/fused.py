@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,17 +12,8 @@ from jax_q4k import GGUFError, gguf
 
 from ..architectures.tensor_tables import SCALES
 from ..config import Config
+from ..config.fused_names import ALWAYS, fused_names, parts_of
 from ..config.tensors import expected_tensors
-
-#: Fused tensor -> tensors whose rows it holds, in this order.
-FUSED = {
-    "attn_qkv": ("attn_q", "attn_k", "attn_v"),
-    "ffn_up": ("ffn_gate", "ffn_up"),  # in architectures that list it in `fused`
-    "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),  # for each expert
-}
-_NAME = re.compile(rf"(blk\.\d+\.)(\w+)\.(weight|bias|{'|'.join(SCALES)})")
-#: Fused tensors that no file holds in parts.
-_ALWAYS = ("ffn_up",)
 
 
 def split(
@@ -67,17 +57,6 @@ def split(
     return found
 
 
-def parts_of(config: Config, name: str) -> tuple[str, ...]:
-    """Returns the names of the parts of a fused tensor; () if the tensor is not fused."""
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return ()
-    layer, short, suffix = match.groups()
-    if short in _ALWAYS and short not in config.kind.fused:
-        return ()
-    return tuple(f"{layer}{part}.{suffix}" for part in FUSED.get(short, ()))
-
-
 def _is_unfused(name: str, parts: tuple[str, ...], tensors: Mapping[str, Any]) -> bool:
     """Returns whether `ffn_up` is not fused, since the file also has `ffn_gate`."""
     return name in parts and all(_with_suffix(part) in tensors for part in parts)
@@ -92,17 +71,6 @@ def _with_suffix(name: str, suffix: str = "weight") -> str:
     return f"{name.rpartition('.')[0]}.{suffix}"
 
 
-def _fused_names(config: Config, names: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields (fused name, names of its parts) for tensors that the architecture's files fuse."""
-    for layer, short, suffix in itertools.product(
-        range(config.num_layers), config.kind.fused, ("weight", "bias")
-    ):
-        fused = f"blk.{layer}.{short}.{suffix}"
-        parts = parts_of(config, fused)
-        if all(part in names for part in parts):
-            yield fused, parts
-
-
 def joined(
     config: Config, tensors: Mapping[str, gguf.TensorPieces], file: str
 ) -> dict[str, gguf.TensorPieces]:
@@ -111,7 +79,7 @@ def joined(
     Parts with different types or scales are not fused. Raises GGUFError if files must fuse them.
     """
     found = dict(tensors)
-    for fused, parts in _fused_names(config, tensors):
+    for fused, parts in fused_names(config, tensors):
         pieces = [tensors[part] for part in parts]
         types = sorted({piece.type for piece in pieces})
         scales = [_scales(part, tensors) for part in parts]
@@ -119,7 +87,7 @@ def joined(
         if any(one != scales[0] for one in scales):
             problem = problem or "different scales"
         if problem:
-            if any(f".{short}." in fused for short in _ALWAYS):
+            if any(f".{short}." in fused for short in ALWAYS):
                 problem = f"holds {' and '.join(parts)}, which have {problem}"
                 raise GGUFError(file, f"tensor {fused!r}", problem)
             continue
@@ -188,7 +156,7 @@ def types_by_file(
     types: function that chooses types: name -> shape of a file's tensors, fused ones included, to
     name -> type.
     """
-    parts_of_fused, in_files = dict(_fused_names(config, shapes)), dict(shapes)
+    parts_of_fused, in_files = dict(fused_names(config, shapes)), dict(shapes)
     for fused, parts in parts_of_fused.items():
         for part in parts:
             del in_files[part]

@@ -195,7 +195,7 @@ def save_gguf(
     metadata, pieces = rope_divisors.in_metadata(model.config, metadata, pieces)
     return gguf.write(
         path,
-        completed(metadata, _file_type(metadata, pieces.values())),
+        completed(metadata, file_type_of(metadata, pieces.values())),
         pieces,
         max_bytes=max_bytes,
         progress=progress,
@@ -245,7 +245,7 @@ def _check_metadata(model: Model, metadata: Mapping[str, Any]) -> None:
         )
 
 
-def _file_type(metadata: Mapping[str, Any], tensors: Iterable[gguf.TensorPieces]) -> int:
+def file_type_of(metadata: Mapping[str, Any], tensors: Iterable[gguf.TensorPieces]) -> int:
     """Returns `general.file_type`, from the type of most weights.
 
     Packed models keep the value in the metadata, which names the recipe, unless it is a float type.

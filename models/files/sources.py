@@ -46,7 +46,11 @@ class TensorSource(Protocol):
 
 
 class GGUFSource(gguf.TensorFile):
-    """A GGUF file as a `TensorSource`; raises GGUFError if it is malformed or not supported."""
+    """A GGUF file as a `TensorSource`; raises GGUFError if it is malformed or not supported.
+
+    Attributes:
+      types: GGUF name -> ggml type name.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fsdecode(path)
@@ -57,8 +61,8 @@ class GGUFSource(gguf.TensorFile):
         metadata = without_unused_layers(header.metadata)
         self.metadata = legacy_layouts.current_metadata(config, metadata)
         self.tensors = {name: info.shape for name, info in described.items()}
-        types = {name: info.type.name for name, info in described.items()}
-        self.packed = {name: kind for name, kind in types.items() if kind not in gguf.PLAIN}
+        self.types = {name: info.type.name for name, info in described.items()}
+        self.packed = {name: kind for name, kind in self.types.items() if kind not in gguf.PLAIN}
         self._fused = {
             part: (name, take)
             for name in header.tensors

@@ -31,7 +31,7 @@ def present(decoder: Decoder, names: Mapping[str, tuple[int | None, str]]) -> se
     """Returns which of the matrices in `names`, as `named_linears` returns them, a decoder has."""
     found = set()
     for name, place in names.items():
-        owner, attribute = _owner(decoder, *place)
+        owner, attribute = owner_of(decoder, *place)
         if getattr(owner, attribute, None) is not None:
             found.add(name)
     return found
@@ -43,7 +43,7 @@ def adapted(decoder: Decoder, arrays: Arrays) -> Decoder:
 
     places = named_linears(decoder.config)
     for name, of_matrix in arrays.items():
-        owner, attribute = _owner(decoder, *places[name])
+        owner, attribute = owner_of(decoder, *places[name])
         setattr(owner, attribute, AdaptedLinear(getattr(owner, attribute), **of_matrix))
     return decoder
 
@@ -67,7 +67,7 @@ def adapted_by_row(decoder: Decoder, stacks: Arrays, rows: jax.Array, count: int
     return adapted(decoder, arrays)
 
 
-def _owner(decoder: Decoder, layer: int | None, path: str) -> tuple[Any, str]:
+def owner_of(decoder: Decoder, layer: int | None, path: str) -> tuple[Any, str]:
     """Returns the module that has a matrix, and the name of its attribute."""
     owner: Any = decoder if layer is None else decoder.layers[layer]
     *owners, attribute = path.split(".")

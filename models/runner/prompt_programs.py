@@ -164,35 +164,64 @@ class Compared:
     agrees: jax.Array
 
 
+@dataclasses.dataclass(frozen=True)
+class TokenLogits(Program):
+    """Computes logits of hidden states: (weights, vectors (n, hidden_size)) -> float32 (n, vocab).
+
+    The vectors are inputs of the final norm.
+    """
+
+    def __call__(self, weights: Weights, vectors: jax.Array) -> jax.Array:
+        decoder = self._decoder(weights)
+
+        def logits(x: jax.Array) -> jax.Array:
+            return decoder.logits(x).astype(jnp.float32)
+
+        found: jax.Array = _in_chunks(self.network, logits, vectors, jnp.int32(len(vectors)))
+        return found
+
+    def results(self, arguments: tuple[Any, ...]) -> Any:
+        """Returns shapes and dtypes of the results."""
+        shape = len(arguments[-1]), self.network.config.vocab_size
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompareTokens(Program):
     """Compares two models' distributions of the tokens that follow.
 
-    ((weights, base weights), vectors (n, hidden_size), base vectors (n, its hidden_size), tokens
-    int32 (n,)) -> Compared. The vectors are inputs of the final norm.
+    ((weights, base weights), vectors (n, hidden_size), base, tokens int32 (n,)) -> Compared. The
+    vectors are inputs of the final norm, and so is `base`, (n, the base's hidden_size).
 
     Attributes:
-      base: network of the base model, with the same vocabulary.
+      base: network of the base model, with the same vocabulary. None means that `base` is a file's
+        log-probabilities instead: codes uint16 (n, vocab), and float32 (n, 2), each row's scale
+        and least log-probability.
     """
 
-    base: Network
+    base: Network | None
 
     def __call__(
-        self, weights: Weights, vectors: jax.Array, base_vectors: jax.Array, tokens: jax.Array
+        self, weights: Weights, vectors: jax.Array, base: Any, tokens: jax.Array
     ) -> Compared:
-        decoder, base = self._decoder(weights), self.base.merge(weights[1])
+        decoder = self._decoder(weights)
+        base_decoder = None if self.base is None else self.base.merge(weights[1])
 
-        def compared(part: tuple[jax.Array, ...]) -> Compared:
-            x, base_x, token = part
-            (log_p, nats, best), (base_log_p, base_nats, base_best) = (
-                _predicted(logits.astype(jnp.float32), token)
-                for logits in (decoder.logits(x), base.logits(base_x))
-            )
+        def compared(part: tuple[Any, ...]) -> Compared:
+            x, of_base, token = part
+            log_p, nats, best = _predicted(decoder.logits(x).astype(jnp.float32), token)
+            if base_decoder is not None:
+                logits = base_decoder.logits(of_base).astype(jnp.float32)
+                base_log_p, base_nats, base_best = _predicted(logits, token)
+            else:
+                codes, ranges = of_base
+                base_log_p = codes.astype(jnp.float32) * ranges[:, :1] + ranges[:, 1:]
+                base_nats, base_best = _nats(base_log_p, token), jnp.argmax(base_log_p, axis=1)
             terms = jnp.exp(base_log_p) * (base_log_p - log_p)
             divergence = jnp.sum(terms, axis=1, where=base_log_p > LEAST_LOG_P)
             return Compared(divergence, nats, base_nats, best == base_best)
 
-        parts = vectors, base_vectors, tokens
+        parts = vectors, base, tokens
         return _in_chunks(self.network, compared, parts, jnp.int32(len(tokens)))
 
     def results(self, arguments: tuple[Any, ...]) -> Compared:
@@ -212,8 +241,12 @@ def _predicted(logits: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Arr
     """Returns log-probabilities (n, vocab_size), -log p of `tokens`, and the most likely tokens."""
     shifted, norm = _normalized(logits)
     log_p = shifted - norm
-    nats = -jnp.take_along_axis(log_p, tokens[:, None], axis=1)[:, 0]
-    return log_p, nats, jnp.argmax(logits, axis=1)
+    return log_p, _nats(log_p, tokens), jnp.argmax(logits, axis=1)
+
+
+def _nats(log_p: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Returns -log p of `tokens` (n,), given log-probabilities (n, vocab_size)."""
+    return -jnp.take_along_axis(log_p, tokens[:, None], axis=1)[:, 0]
 
 
 def _in_chunks(

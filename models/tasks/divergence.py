@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jax_q4k import current_selection
 
-from ..engine.generate import embeddings
-from ..engine.prompt_results import TokenVectors
 from ..runner.model import Model
 from ..runner.program_cache import CachedPrograms
 from ..runner.prompt_programs import CompareTokens
-from .perplexity import batches, checked, llama_windows
-
-
-class Estimate(NamedTuple):
-    """A mean over tokens, or a function of means.
-
-    Attributes:
-      error: its standard error, assuming independent tokens; 0 for fewer than 11 tokens.
-    """
-
-    value: float
-    error: float
+from .base_logits import BaseLogits, opened_logits
+from .estimates import Estimate, exponential, mean_of
+from .perplexity import BATCH, batches, checked, hidden_states, llama_cut, llama_windows, with_start
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +46,7 @@ class Divergence:
     @property
     def mean(self) -> Estimate:
         """Mean divergence, in nats."""
-        return _mean(self.divergences)
+        return mean_of(self.divergences)
 
     def percentile(self, percent: float) -> float:
         """Returns a percentile of the divergences: 50 is the median, 100 the maximum."""
@@ -72,14 +62,18 @@ class Divergence:
     @property
     def delta_p(self) -> Estimate:
         """Mean of p - p_base of the text's tokens: below 0 if the model predicts them worse."""
-        return _mean(self.delta_ps)
+        return mean_of(self.delta_ps)
 
     @property
     def rms_delta_p(self) -> Estimate:
         """Root of the mean square of p - p_base of the text's tokens."""
-        square = _mean(self.delta_ps**2)
+        square = mean_of(self.delta_ps**2)
         root = math.sqrt(square.value)
         return Estimate(root, square.error / (2 * root) if root else 0.0)
+
+    def delta_p_percentile(self, percent: float) -> float:
+        """Returns a percentile of p - p_base: 50 is the median, 100 the maximum."""
+        return float(np.percentile(self.delta_ps, percent))
 
     @property
     def delta_ps(self) -> np.ndarray:
@@ -90,29 +84,37 @@ class Divergence:
     @property
     def perplexity(self) -> Estimate:
         """Perplexity of the model."""
-        return _exponential(_mean(self.nats))
+        return exponential(mean_of(self.nats))
 
     @property
     def base_perplexity(self) -> Estimate:
         """Perplexity of the base model."""
-        return _exponential(_mean(self.base_nats))
+        return exponential(mean_of(self.base_nats))
 
     @property
     def log_ratio(self) -> Estimate:
         """Logarithm of the ratio of the model's perplexity to the base model's."""
-        ours, theirs = _mean(self.nats), _mean(self.base_nats)
+        ours, theirs = mean_of(self.nats), mean_of(self.base_nats)
         variance = ours.error**2 + theirs.error**2 - 2 * self._covariance
         return Estimate(ours.value - theirs.value, math.sqrt(max(variance, 0.0)))
 
     @property
     def ratio(self) -> Estimate:
         """Ratio of the model's perplexity to the base model's."""
-        return _exponential(self.log_ratio)
+        return exponential(self.log_ratio)
+
+    @property
+    def difference(self) -> Estimate:
+        """Difference of the model's perplexity and the base model's."""
+        ours, theirs = self.perplexity, self.base_perplexity
+        covariance = ours.value * theirs.value * self._covariance
+        variance = ours.error**2 + theirs.error**2 - 2 * covariance
+        return Estimate(ours.value - theirs.value, math.sqrt(max(variance, 0.0)))
 
     @property
     def correlation(self) -> float:
         """Correlation of the logarithms of both perplexities, -1 to 1; NaN if one is constant."""
-        errors = _mean(self.nats).error * _mean(self.base_nats).error
+        errors = mean_of(self.nats).error * mean_of(self.base_nats).error
         return self._covariance / errors if errors else math.nan
 
     @property
@@ -126,7 +128,7 @@ class Divergence:
 
 def kl_divergence(
     model: Model,
-    base: Model,
+    base: Model | str | os.PathLike[str],
     text: str,
     *,
     context: int | None = None,
@@ -135,21 +137,51 @@ def kl_divergence(
     """Compares the predictions of `model`, such as a quantized one, with those of `base`.
 
     Both read llama.cpp's windows of the text, and the second half of each is compared, as by its
-    `perplexity --kl-divergence`. That stores the base model's log-probabilities in 16 bits, down to
-    16 below the largest; here they are float32, which changes the perplexity of an unlikely text.
+    `perplexity --kl-divergence`. Files have the base model's log-probabilities in 16 bits, down to
+    16 below the largest; those of a model are float32, which changes the perplexity of an unlikely
+    text.
 
     Args:
-      context: tokens per window, BOS included; None means the model's context length, at most 512.
+      base: a model, or the path of a file of `save_base_logits` or of llama.cpp's `perplexity
+        --kl-divergence-base`, made of the same text.
+      context: tokens per window, BOS included; None means that of the file, or for a model the
+        model's context length, at most 512.
       progress: called with (windows done, number of windows).
 
     Raises:
-      ValueError: as `score` does; models with different vocabularies, or on several devices.
-        TypeError: the context is not an integer.
+      ValueError: as `score` does; models with different vocabularies, or on several devices; a file
+        that is malformed or made of another text. TypeError: the context is not an integer.
+        OSError: the file cannot be read.
     """
+    if model.placement is not None:
+        raise ValueError("kl_divergence takes models on one device each, without a mesh")
+    if isinstance(base, Model):
+        return _compared(model, _base_model(base, model, text, context), progress)
+    with opened_logits(base) as file:
+        return _compared(model, _base_file(file, model, text, context), progress)
+
+
+class _Base(NamedTuple):
+    """Predictions of a base model.
+
+    Attributes:
+      windows: llama.cpp's windows of the text.
+      batch: windows that are compared at a time.
+      read: maps the next windows to the argument `base` of CompareTokens.
+    """
+
+    windows: list[list[int]]
+    batch: int
+    read: Callable[[list[list[int]]], Any]
+    model: Model | None = None
+
+
+def _base_model(base: Model, model: Model, text: str, context: int | None) -> _Base:
+    """Returns the predictions of a model that is in memory."""
     tokenizer, length = checked(model, context)
     if length > base.config.context_length:
         raise ValueError(f"context={length} exceeds the base model's, {base.config.context_length}")
-    if model.placement is not None or base.placement is not None:
+    if base.placement is not None:
         raise ValueError("kl_divergence takes models on one device each, without a mesh")
     windows = llama_windows(tokenizer, text, length)
     ours, theirs = model.config.vocab_size, base.config.vocab_size
@@ -157,46 +189,47 @@ def kl_divergence(
         raise ValueError(f"base has a vocabulary of {theirs} tokens, the model one of {ours}")
     if base.tokenizer is not None and llama_windows(base.tokenizer, text, length) != windows:
         raise ValueError("base has another tokenizer than the model: it splits the text otherwise")
-    programs = CachedPrograms(model, (model.weights, base.weights), current_selection())
-    program = CompareTokens(model.network, base=base.network)
-    parts, done, first = [], 0, length // 2
-    for rows in batches(windows):
-        prompts = [np.array(row, np.int32) for row in rows]
-        arguments = *(_vectors(one, prompts, first) for one in (model, base)), _targets(rows, first)
+
+    def read(rows: list[list[int]]) -> np.ndarray:
+        return hidden_states(base, rows, length // 2)
+
+    return _Base(windows, BATCH, read, base)
+
+
+def _base_file(file: BaseLogits, model: Model, text: str, context: int | None) -> _Base:
+    """Returns the predictions in a file."""
+    if context not in (None, file.length):
+        raise ValueError(f"context={context} differs from the file's windows of {file.length}")
+    tokenizer, length = checked(model, file.length)
+    if file.vocab_size != model.config.vocab_size:
+        ours, theirs = model.config.vocab_size, file.vocab_size
+        file.fail(f"has a vocabulary of {theirs} tokens, the model one of {ours}")
+    if llama_cut(tokenizer, text, length)[: len(file.cut)] != file.cut:
+        file.fail("was made of another text, or with another tokenizer")
+    return _Base(with_start(tokenizer, file.cut), 1, lambda rows: file.read())
+
+
+def _compared(
+    model: Model, base: _Base, progress: Callable[[int, int], object] | None
+) -> Divergence:
+    others = () if base.model is None else (base.model.weights,)
+    programs = CachedPrograms(model, (model.weights, *others), current_selection())
+    network = None if base.model is None else base.model.network
+    program = CompareTokens(model.network, base=network)
+    parts, done, first = [], 0, len(base.windows[0]) // 2
+    for rows in batches(base.windows, base.batch):
+        arguments = hidden_states(model, rows, first), base.read(rows), _targets(rows, first)
         with programs.context(), jax.transfer_guard_device_to_host("allow"):
             compared = programs.ready(program, *arguments)(programs.weights, *arguments)
             parts.append(jax.tree.map(np.asarray, compared))
         done += len(rows)
         if progress is not None:
-            progress(done, len(windows))
+            progress(done, len(base.windows))
     columns = ("divergence", "nats", "base_nats", "agrees")
     arrays = [np.concatenate([getattr(part, name) for part in parts]) for name in columns]
     divergences, nats, base_nats = (x.astype(np.float64) for x in arrays[:3])
     return Divergence(divergences, nats, base_nats, arrays[3])
 
 
-def _vectors(model: Model, prompts: list[np.ndarray], first: int) -> np.ndarray:
-    """Returns the hidden states of the tokens that predict those after position `first`."""
-    wanted = [TokenVectors(len(ids), normed=False) for ids in prompts]
-    found = embeddings(model, prompts, wanted)
-    return np.concatenate([vectors[first:-1] for vectors in found])
-
-
 def _targets(rows: list[list[int]], first: int) -> np.ndarray:
     return np.concatenate([np.array(row[first + 1 :], np.int32) for row in rows])
-
-
-def _mean(values: np.ndarray) -> Estimate:
-    mean, count = float(values.mean()), len(values)
-    variance = float((values**2).mean()) - mean**2
-    error = math.sqrt(max(variance, 0.0) / (count - 1)) if count > 10 else 0.0
-    return Estimate(mean, error)
-
-
-def _exponential(estimate: Estimate) -> Estimate:
-    """Returns the exponential of an estimate; infinite beyond float64."""
-    try:
-        value = math.exp(estimate.value)
-    except OverflowError:
-        return Estimate(math.inf, math.inf)
-    return Estimate(value, value * estimate.error)

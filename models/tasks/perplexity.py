@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from ..engine.generate import generate
+from ..engine.generate import embeddings, generate
 from ..engine.outputs import Output
-from ..engine.prompt_results import PROMPT_ALONE
+from ..engine.prompt_results import PROMPT_ALONE, TokenVectors
 from ..runner.model import Model
 from ..tokenizer import Tokenizer
 
@@ -138,17 +138,42 @@ def _windows(ids: list[int], start: list[int], length: int) -> list[list[int]]:
     return [window for window in windows if len(window) > 1]
 
 
-def llama_windows(tokenizer: Tokenizer, text: str, length: int) -> list[list[int]]:
+def llama_windows(
+    tokenizer: Tokenizer, text: str, length: int, *, parse_special: bool = False
+) -> list[list[int]]:
     """Splits a text into windows of exactly `length` tokens, as llama.cpp's `perplexity` does.
 
     BOS, if the tokenizer adds it, replaces the first token of each window. Raises TooShortError.
     """
-    ids, start = tokenizer.encode(text, add_end=False), list(tokenizer.vocabulary.before)
+    return with_start(tokenizer, llama_cut(tokenizer, text, length, parse_special=parse_special))
+
+
+def with_start(tokenizer: Tokenizer, cut: list[list[int]]) -> list[list[int]]:
+    """Replaces the first tokens of windows by BOS, if the tokenizer adds it."""
+    start = list(tokenizer.vocabulary.before)
+    return [start + ids[len(start) :] for ids in cut]
+
+
+def llama_cut(
+    tokenizer: Tokenizer, text: str, length: int, *, parse_special: bool = False
+) -> list[list[int]]:
+    """Like `llama_windows`, before BOS replaces the first tokens."""
+    ids = tokenizer.encode(text, parse_special=parse_special, add_end=False)
     if len(ids) < 2 * length:
         needed = f"llama.cpp's windows of {length} tokens need {2 * length}"
         raise TooShortError(f"text has {len(ids)} tokens; {needed}")
-    firsts = range(0, len(ids) - length + 1, length)
-    return [start + ids[i + len(start) : i + length] for i in firsts]
+    return [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)]
+
+
+def hidden_states(model: Model, rows: list[list[int]], first: int) -> np.ndarray:
+    """Returns the hidden states of the tokens of windows that predict those after `first`.
+
+    They are inputs of the final norm, float32 (n, hidden_size).
+    """
+    prompts = [np.array(row, np.int32) for row in rows]
+    wanted = [TokenVectors(len(ids), normed=False) for ids in prompts]
+    found = embeddings(model, prompts, wanted)
+    return np.concatenate([vectors[first:-1] for vectors in found])
 
 
 def checked(model: Model, context: int | None) -> tuple[Tokenizer, int]:
@@ -164,10 +189,10 @@ def checked(model: Model, context: int | None) -> tuple[Tokenizer, int]:
     return tokenizer, length
 
 
-def batches(windows: list[list[int]]) -> Iterator[list[list[int]]]:
-    """Yields the windows, some at a time."""
-    for at in range(0, len(windows), BATCH):
-        yield windows[at : at + BATCH]
+def batches(windows: list[list[int]], size: int = BATCH) -> Iterator[list[list[int]]]:
+    """Yields the windows, up to `size` at a time."""
+    for at in range(0, len(windows), size):
+        yield windows[at : at + size]
 
 
 def _nats(output: Output) -> np.ndarray:

@@ -53,5 +53,16 @@ def _parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
 def _takes_file(action: argparse.Action) -> bool:
     """Returns whether an argument is a file or folder."""
     names = (action.metavar,) if isinstance(action.metavar, str) else action.metavar or ()
-    words = ("MODEL", "FILE", "SOURCE", "TARGET", "TEXT.txt", "PATH", "IN", "OUT", "FOLDER")
+    words = (
+        "MODEL",
+        "FILE",
+        "SOURCE",
+        "TARGET",
+        "TEXT.txt",
+        "PATH",
+        "IN",
+        "OUT",
+        "FOLDER",
+        "OTHER",
+    )
     return any(word in str(name) for name in names for word in words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,16 +17,16 @@ from jax_q4k import models
 from ..arguments import add_model
 from ..options import add_devices, add_implementation, add_no_cache
 from ..output import UsageError, load_model, progress
+from ..prompts import read_text
 
 if TYPE_CHECKING:
     from ...runner.model import Model
-    from ...tasks.divergence import Divergence, Estimate
+    from ...tasks.divergence import Divergence
+    from ...tasks.estimates import Estimate
     from ...tasks.perplexity import Score
 
-MAX_TEXT = 1 << 30  # bytes; a limit for endless files such as /dev/zero
-
-#: Percentiles of the divergence that are shown besides median and maximum.
-PERCENTILES = (99.9, 99, 95, 90)
+#: Percentiles of divergences and of changes of p, between the maximum and the minimum.
+PERCENTILES = (99.9, 99, 95, 90, 50, 10, 5, 1, 0.1)
 
 
 def add_parser(commands: Any) -> None:
@@ -49,9 +50,18 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--kl-divergence",
         dest="base",
+        nargs="?",
+        const="",
         metavar="BASE",
         help="compare the predictions with those of this model, as llama.cpp does; for instance "
-        "with the original of a quantized one",
+        "with the original of a quantized one. Without BASE: with those in the file of "
+        "--kl-divergence-base",
+    )
+    parser.add_argument(
+        "--kl-divergence-base",
+        dest="base_file",
+        metavar="FILE",
+        help="write the predictions to a file, for llama.cpp or --kl-divergence of other models",
     )
     parser.add_argument("--json", action="store_true", help="write JSON")
     parser.add_argument(
@@ -64,38 +74,43 @@ def add_parser(commands: Any) -> None:
     add_no_cache(parser)
 
 
-def _read(path: str) -> str:
-    with open(path, "rb") as file:  # may be a pipe
-        data = file.read(MAX_TEXT + 1)
-    if len(data) > MAX_TEXT:
-        raise UsageError(f"{path} holds more than {MAX_TEXT:,} bytes")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8: byte {error.start}") from error
-
-
 def _perplexity(options: argparse.Namespace, notes: Console) -> None:
-    text = _read(options.text)
+    if options.base == "" and options.base_file is None:
+        raise UsageError("--kl-divergence needs BASE, a model, or --kl-divergence-base FILE")
+    if options.base and options.base_file is not None:
+        raise UsageError("give --kl-divergence BASE or --kl-divergence-base FILE, not both")
+    text = read_text(options.text)
     model = load_model(options.model, notes, options.devices)
-    base = None if options.base is None else load_model(options.base, notes, options.devices)
+    base: Any = load_model(options.base, notes, options.devices) if options.base else None
+    base = options.base_file if options.base == "" else base
+    found: Any
     with (
         progress("Windows", notes, MofNCompleteColumn()) as report,
         jq.implementation(options.implementation, activations=options.activations),
     ):
+        arguments: dict[str, Any] = {"context": options.context, "progress": report}
         try:
-            if base is None:
-                found = _score(model, text, options.context, report, notes)
+            if base is not None:
+                found = models.kl_divergence(model, base, text, **arguments)
+            elif options.base_file is not None:
+                found = models.save_base_logits(model, text, options.base_file, **arguments)
             else:
-                compared = models.kl_divergence(
-                    model, base, text, context=options.context, progress=report
-                )
+                found = _score(model, text, options.context, report, notes)
         except ValueError as error:
             raise UsageError(error) from error
     if base is not None:
-        print(json.dumps(_comparison(compared)) if options.json else _table(compared))
-        return
-    if options.json:
+        print(json.dumps(_comparison(found)) if options.json else _table(found))
+    elif options.base_file is not None:
+        if options.json:
+            print(json.dumps({"perplexity": _finite(found.value), "error": _finite(found.error)}))
+        else:
+            print(f"perplexity {found.value:.4f} +/- {found.error:.5f}, as llama.cpp counts")
+    else:
+        _print_score(found, notes, as_json=options.json)
+
+
+def _print_score(found: Score, notes: Console, *, as_json: bool) -> None:
+    if as_json:
         print(json.dumps(_described(found)))
         return
     if (halves := found.second_halves) is not None:
@@ -137,17 +152,21 @@ def _comparison(found: Divergence) -> dict[str, Any]:
     def estimate(one: Estimate) -> dict[str, Any]:
         return {"value": _finite(one.value), "error": _finite(one.error)}
 
-    names = ("perplexity", "base_perplexity", "log_ratio", "ratio", "same_top")
+    names = ("perplexity", "base_perplexity", "log_ratio", "ratio", "difference", "same_top")
     return {
         "tokens": found.tokens,
-        "kl_divergence": estimate(found.mean)
-        | {"median": found.percentile(50), "maximum": found.percentile(100)}
-        | {f"percentile_{part}": found.percentile(part) for part in PERCENTILES},
+        "kl_divergence": estimate(found.mean) | _percentiles(found.percentile),
         **{name: estimate(getattr(found, name)) for name in names},
         "correlation": _finite(found.correlation),
-        "delta_p": estimate(found.delta_p),
+        "delta_p": estimate(found.delta_p) | _percentiles(found.delta_p_percentile),
         "rms_delta_p": estimate(found.rms_delta_p),
     }
+
+
+def _percentiles(of: Callable[[float], float]) -> dict[str, float]:
+    """Returns percentiles for JSON output."""
+    named = {"maximum": of(100), "minimum": of(0), "median": of(50)}
+    return named | {f"percentile_{part}": of(part) for part in PERCENTILES if part != 50}
 
 
 def _table(found: Divergence) -> str:
@@ -156,16 +175,22 @@ def _table(found: Divergence) -> str:
     def estimate(one: Estimate, factor: int = 1, digits: int = 6) -> str:
         return f"{factor * one.value:.{digits}f} +/- {factor * one.error:.{digits}f}"
 
+    named: dict[str, float] = {"maximum": 100}
+    named |= {"median" if part == 50 else f"{part} %": part for part in PERCENTILES}
+    named |= {"minimum": 0}
     rows = {
         "perplexity": estimate(found.perplexity),
         "perplexity of the base": estimate(found.base_perplexity),
         "ratio of perplexities": estimate(found.ratio),
+        "difference of perplexities": estimate(found.difference),
         "correlation of their logarithms": f"{100 * found.correlation:.2f} %",
         "KL divergence, mean": f"{estimate(found.mean)} nats",
-        "KL divergence, maximum": f"{found.percentile(100):.6f}",
-        **{f"KL divergence, {p} %": f"{found.percentile(p):.6f}" for p in PERCENTILES},
-        "KL divergence, median": f"{found.percentile(50):.6f}",
+        **{f"KL divergence, {n}": f"{found.percentile(p):.6f}" for n, p in named.items()},
         "change of p, mean": f"{estimate(found.delta_p, 100, 3)} %",
+        **{
+            f"change of p, {name}": f"{100 * found.delta_p_percentile(part):.3f} %"
+            for name, part in named.items()
+        },
         "change of p, root mean square": f"{estimate(found.rms_delta_p, 100, 3)} %",
         "same most likely token": f"{estimate(found.same_top, 100, 3)} %",
     }

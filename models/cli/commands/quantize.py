@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import glob
 import os
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-import jax_q4k as jq
 from jax_q4k import models
 
 from ...files.quantizing.recipes import RECIPES
 from ..arguments import add_model
 from ..options import add_no_cache
 from ..output import UsageError, bytes_progress, table_console, warnings_in_a_line
-
-_NUMBER = "[0-9]" * 5
+from ..targets import byte_count, check_targets, files_of
 
 
 def add_parser(commands: Any) -> None:
@@ -57,7 +53,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--force", action="store_true", help="replace OUT.gguf if it exists")
     parser.add_argument(
         "--split-max-size",
-        type=_bytes,
+        type=byte_count,
         metavar="N[M|G]",
         help="most bytes of weights per file; larger models become OUT-00001-of-00003.gguf, ...",
     )
@@ -73,7 +69,8 @@ def _quantize(options: argparse.Namespace, notes: Console) -> None:
         return
     if options.target is None:
         raise UsageError("the file to write is missing: jax-q4k quantize MODEL OUT.gguf")
-    _check_targets(source, options)
+    parts = options.split_max_size is not None
+    check_targets(source, Path(options.target), parts=parts, force=options.force)
     started = time.perf_counter()
     try:
         importance = models.read_imatrix(options.imatrix) if options.imatrix else None
@@ -137,34 +134,5 @@ def _choice(text: str) -> tuple[str, str]:
     return pattern, kind.upper()
 
 
-def _check_targets(source: Path, options: argparse.Namespace) -> None:
-    """Refuses to overwrite the input and, without --force, any other file."""
-    target = Path(options.target)
-    targets = [target]
-    if options.split_max_size is not None:  # the number of files is not known yet, so checks all
-        name = glob.escape(os.fspath(target).removesuffix(".gguf"))
-        targets += map(Path, sorted(glob.glob(f"{name}-{_NUMBER}-of-{_NUMBER}.gguf")))
-    for file in filter(Path.exists, targets):
-        if source.exists() and any(file.samefile(part) for part in _files(source)):
-            raise UsageError(f"{file} is the input: choose another name")
-        if not options.force:
-            raise UsageError(f"{file} already exists; --force replaces it")
-
-
-def _bytes(text: str) -> int:
-    """Parses a size such as "500M" or "2G" to bytes, like llama-gguf-split."""
-    match = re.fullmatch(r"([1-9][0-9]{0,11})([MG]?)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} must be an integer, with or without M or G")
-    return int(match[1]) * {"": 1, "M": 10**6, "G": 10**9}[match[2]]
-
-
-def _files(source: Path) -> list[Path]:
-    """Returns the files that a model is read from."""
-    if source.is_dir():
-        return list(source.glob("*.safetensors"))
-    return [part for part in jq.gguf.part_names(source) if part.exists()]
-
-
 def _size(source: Path) -> int:
-    return sum(os.path.getsize(file) for file in _files(source))
+    return sum(os.path.getsize(file) for file in files_of(source))

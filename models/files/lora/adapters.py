@@ -21,13 +21,13 @@ from jax_q4k import CheckpointError, GGUFError, QuantizedArray, gguf
 
 from ...architectures.base import CheckpointClass
 from ...config import Config
+from ...config.fused_names import parts_of
 from ...config.tensors import expected_tensors
 from ...network.adapters import adapted, named_linears, present
 from ...network.parts import Parts
 from ...runner.adapters import MAX_SCALE, Adapter, Pair, check_scale
 from ...runner.model import Model
 from ...support.json_fields import JSONFields
-from .. import fused
 from ..checkpoints import tensor_locations
 from ..checkpoints.checkpoint import interleaved, name_in_decoder
 from ..checkpoints.config_json import MAX_CONFIG
@@ -242,7 +242,7 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
             parts: tuple[str, ...] = (name,)
             is_one = name in expected and b.shape[:1] == expected[name].shape[:1]
             if not is_one:
-                parts = fused.parts_of(config, name) or parts
+                parts = parts_of(config, name) or parts
             if unknown := [part for part in parts if part not in targets]:
                 fail(f"tensor {both[0]!r}", _not_adapted(unknown[0]))
             counts = [expected[part].shape[0] for part in parts]

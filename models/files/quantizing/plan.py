@@ -52,7 +52,7 @@ class QuantizationPlan:
 class Choices:
     """A user's choices of types, which have precedence over a recipe's."""
 
-    def __init__(self, types: Types | None) -> None:
+    def __init__(self, types: Types | None = None) -> None:
         """Checks the choices; raises ValueError for a bad expression or an unknown type."""
         self._patterns = [
             (_pattern(pattern), _type(pattern, kind)) for pattern, kind in (types or {}).items()

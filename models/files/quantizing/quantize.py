@@ -16,11 +16,12 @@ import numpy as np
 from jax_q4k import QuantizedArray, formats, gguf, quantizers
 
 from ...config import Config
+from ...config.fused_names import parts_of
 from ...config.tensors import check_tensors
 from ...network.build import build, named_tensors
 from ...runner.model import Model
 from .. import fused, rope_divisors
-from ..gguf import completed, describe
+from ..gguf import completed, describe, file_type_of
 from ..sources import TensorSource, open_source
 from . import recipes
 from .plan import Choices, QuantizationPlan, Types, choose_types
@@ -112,11 +113,37 @@ def quantize_file(
         invalid; everything except the values of weights is checked before anything is written.
         OSError: a file cannot be read or written.
     """
-    recipe, choices = recipes.get(type), Choices(types)
+    recipes.get(type)  # raises before the source is read
+    choices = Choices(types)
     with open_source(source) as opened:
-        metadata, tensors = _described(opened, recipe, choices, importance, os.fsdecode(path))
-        metadata = completed(metadata, recipes.file_type(type))
-        return gguf.write(path, metadata, tensors, max_bytes=max_bytes, progress=progress)
+        return convert(
+            opened, path, type, importance, choices, max_bytes=max_bytes, progress=progress
+        )
+
+
+def convert(
+    opened: TensorSource,
+    path: str | os.PathLike[str],
+    type: str | Mapping[str, str],
+    importance: Importance | None = None,
+    choices: Choices | None = None,
+    *,
+    max_bytes: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> list[Path]:
+    """Like `quantize_file`, from an open source.
+
+    type: as in `quantize`, or tensor name -> ggml type name.
+    """
+    choices = choices or Choices()
+    metadata, tensors = _described(opened, type, choices, importance, os.fsdecode(path))
+    number = (
+        recipes.file_type(type)
+        if isinstance(type, str)
+        else file_type_of(metadata, tensors.values())
+    )
+    metadata = completed(metadata, number)
+    return gguf.write(path, metadata, tensors, max_bytes=max_bytes, progress=progress)
 
 
 def quantization_plan(
@@ -130,9 +157,10 @@ def quantization_plan(
 
     Takes the arguments of `quantize_file` and raises its errors.
     """
-    recipe, choices = recipes.get(type), Choices(types)
+    recipes.get(type)
+    choices = Choices(types)
     with open_source(source) as opened:
-        _, tensors = _described(opened, recipe, choices, importance, opened.name)
+        _, tensors = _described(opened, type, choices, importance, opened.name)
     return QuantizationPlan(
         {name: tensor.type for name, tensor in tensors.items()},
         {name: tensor.shape for name, tensor in tensors.items()},
@@ -141,7 +169,7 @@ def quantization_plan(
 
 def _described(
     opened: TensorSource,
-    recipe: recipes.Recipe,
+    type: str | Mapping[str, str],
     choices: Choices,
     importance: Importance | None,
     file: str,
@@ -155,7 +183,10 @@ def _described(
     def pieces(name: str, kind: str) -> Iterator[np.ndarray]:
         return _pieces(name, opened.read(name), kind, weights.get(name))
 
-    kinds = choose_types(recipe, choices, config, shapes, weights, opened.packed)
+    kinds = type
+    if isinstance(kinds, str):
+        args = recipes.get(kinds), choices, config, shapes, weights, opened.packed
+        kinds = choose_types(*args)
     tensors = {
         name: gguf.TensorPieces(kind, shapes[name], functools.partial(pieces, name, kind))
         for name, kind in kinds.items()
@@ -233,7 +264,7 @@ def _checked(
     checked: dict[str, np.ndarray] = {}
     weights_of = importance or {}
     for name, weights in weights_of.items():
-        parts = [part for part in fused.parts_of(config, name) if part in shapes]
+        parts = [part for part in parts_of(config, name) if part in shapes]
         if any(part in weights_of and part != name for part in parts):
             parts = []
         if not parts and name not in shapes:

@@ -74,6 +74,9 @@ class Experts(nnx.Module):
             assert isinstance(self.norm, RMSNorm)
             weight = self.router_scale.get_value() * x.shape[-1] ** -0.5
             options = {"norm_weight": weight, "eps": self.norm.eps}
+        if type(self.router) is not Linear:
+            weight, eps = options.pop("norm_weight", None), options.pop("eps", None)
+            return self.router(x if weight is None else jq.rms_norm(x, weight, eps=eps))
         options |= {"biases": [self.router.bias], "activations": "f32"}
         (logits,) = jq.linear(x, [self.router.weight], **options)
         return logits

@@ -71,16 +71,26 @@ class LatentAttention(nnx.Module):
         part = self.head_dim - self.rope_dim
         turned = q[..., part:], shared[..., None, :]
         turned_q, turned_k = (jq.rotate(y, **kv.rotation._asdict()) for y in turned)
-        kv = kv.store(self._stored(latent[..., None, :], turned_k))
-        if isinstance(kv, Fresh):
+        keys = self._stored(latent[..., None, :], turned_k)
+        kv = kv.store(keys)
+        if isinstance(kv, Fresh) and self._can_decode:
             q = jnp.concatenate([q[..., :part], turned_q], axis=-1)
             y = self._unabsorbed(kv, q, latent, turned_k)
         else:
             q = self._stored(_of_heads(self.key_b, q[..., :part]), turned_q)
-            y = kv.latent_attention(q, self.shape.stored_rank, scale=self._scale)
+            if isinstance(kv, Fresh):
+                values = latent[..., None, :]
+                y = jq.causal_attention(q, keys, values, kv.lengths, scale=self._scale)
+            else:
+                y = kv.latent_attention(q, self.shape.stored_rank, scale=self._scale)
             y = _of_heads(self.value_b, y[..., : self.shape.rank])
         y = y.reshape(*y.shape[:-2], -1)
         return linear(y, self.output, residual=residual, prefetch=prefetch)[0], kv
+
+    @property
+    def _can_decode(self) -> bool:
+        """Whether the heads' matrices may be decoded to floats, since no module replaces them."""
+        return all(type(matrices) is ExpertLinear for matrices in (self.key_b, self.value_b))
 
     @property
     def _scale(self) -> float:

@@ -22,8 +22,8 @@ from support.paths import GOLDEN
 import jax_q4k as jq
 from jax_q4k import current_selection, models
 from jax_q4k.models import cli
-from jax_q4k.models.cli import output
-from jax_q4k.models.cli.commands import inspect, perplexity
+from jax_q4k.models.cli import output, prompts
+from jax_q4k.models.cli.commands import inspect
 from jax_q4k.models.sampling.grammars import Grammars
 
 from ..golden_files import model, path
@@ -319,7 +319,7 @@ def test_generate_with_every_kernel_simulated(run):
             "'ptx' needs a CUDA device",
         ),
         (("perplexity", TEXT_MODEL, "/no/such.txt"), "/no/such.txt: No such file or directory"),
-        (("perplexity", TEXT_MODEL, TEXT_MODEL), "text-spm.Q4_K_M.gguf is not UTF-8: byte "),
+        (("perplexity", TEXT_MODEL, TEXT_MODEL), "text-spm.Q4_K_M.gguf is not UTF-8: invalid "),
         (("perplexity", TOKEN_MODEL, __file__), "model has no tokenizer"),
         (("perplexity", TEXT_MODEL, __file__, "--context", "1"), "context=1 must be 2 to 2048"),
     ],
@@ -409,8 +409,8 @@ def test_perplexity(run, tmp_path):
 
 
 def test_a_text_without_end(run, monkeypatch):
-    monkeypatch.setattr(perplexity, "MAX_TEXT", 1000)
-    line = "error: /dev/zero holds more than 1,000 bytes\n"
+    monkeypatch.setattr(prompts, "MAX_TEXT", 1 << 20)
+    line = "error: /dev/zero is longer than 1 MiB\n"
     assert run("perplexity", TEXT_MODEL, "/dev/zero") == (2, "", line)
 
 

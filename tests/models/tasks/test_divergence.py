@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import cli
 from jax_q4k.models.cli.commands.perplexity import _table
+from jax_q4k.models.tasks.base_logits import encoded
 from jax_q4k.models.tasks.divergence import Divergence
 from jax_q4k.models.tasks.perplexity import TooShortError
 
@@ -114,6 +118,12 @@ def test_statistics() -> None:
     ratio = math.exp(ratios.mean())
     assert found.ratio == pytest.approx((ratio, ratio * error(ratios)))
     assert found.correlation == pytest.approx(np.corrcoef(nats, base_nats)[0, 1])
+    ours, theirs = math.exp(nats.mean()), math.exp(base_nats.mean())
+    assert found.difference == pytest.approx(
+        (ours - theirs, error(ours * nats - theirs * base_nats))
+    )
+    assert found.delta_p_percentile(50) == np.median(p)
+    assert found.delta_p_percentile(0) == p.min()
     share = found.agrees.mean()
     assert found.same_top == pytest.approx((share, math.sqrt(share * (1 - share) / (count - 1))))
 
@@ -148,6 +158,84 @@ def test_llama_cpps_figures() -> None:
     assert found.correlation == pytest.approx(0.9922, abs=2e-4)
 
 
+def test_file_of_log_probabilities(model: models.Model, base: models.Model, tmp_path: Path) -> None:
+    """The layout of llama.cpp's file, whose codes are within half a step of log p."""
+    file = tmp_path / "base.logits"
+    with jq.implementation(activations="f32"):
+        perplexity = models.save_base_logits(base, TEXT, file, context=LENGTH)
+        ids = model.tokenizer.encode(TEXT)  # type: ignore[union-attr]
+        windows, rows = len(ids) // LENGTH, LENGTH - 1 - LENGTH // 2
+        data, vocab = file.read_bytes(), model.config.vocab_size
+        assert data[:20] == b"_logits_" + struct.pack("<iii", LENGTH, vocab, windows)
+        tokens = np.frombuffer(data, "<i4", windows * LENGTH, 20)
+        assert tokens.tolist() == ids[: windows * LENGTH]
+        start = 20 + tokens.nbytes
+        codes = np.frombuffer(data, "<u2", offset=start).reshape(windows, rows, 4 + vocab)
+        ranges = np.ascontiguousarray(codes[..., :4]).view("<f4")
+        log_p = ranges[..., 1:] + ranges[..., :1] * codes[..., 4:]
+        window = [1, *ids[LENGTH + 1 : 2 * LENGTH]]
+        want = log_p_of(base, window)[LENGTH // 2 : -1]
+        want = np.maximum(want, want.max(-1, keepdims=True) - 16)
+        assert abs(log_p[1] - want).max() <= 0.51 * ranges[1].max() + 1e-5
+        assert codes[1, :, 4:].max() == 65535 and codes[1, :, 4:].min() == 0
+        memory = models.kl_divergence(model, base, TEXT, context=LENGTH)
+        seen: list[tuple[int, int]] = []
+        found = models.kl_divergence(model, file, TEXT, progress=lambda *call: seen.append(call))
+    assert seen[-1] == (windows, windows) and found.tokens == memory.tokens
+    assert perplexity == pytest.approx(memory.base_perplexity, rel=1e-6)
+    assert nmse(found.divergences, memory.divergences) <= 1e-4
+    following = tokens.reshape(windows, LENGTH)[:, LENGTH // 2 + 1 :]
+    in_file = np.take_along_axis(log_p, following[..., None], 2).reshape(-1)
+    assert nmse(found.base_nats, -in_file) <= 1e-12
+    assert nmse(found.nats, memory.nats) <= 1e-8
+    assert (found.agrees == memory.agrees).mean() > 0.95
+
+
+def test_codes_of_logits() -> None:
+    """Logits 16 below the largest get code 0; equal logits have a scale of 0."""
+    logits = np.array([[0, -8, -16, -40, 0.0], [3, 3, 3, 3, 3]], np.float32)
+    rows = np.frombuffer(encoded(logits), "<u2").reshape(2, 4 + 6)
+    (scale, least), (flat, log_p) = np.ascontiguousarray(rows[:, :4]).view("<f4")
+    assert scale == np.float32(16) / np.float32(65535) and flat == 0
+    assert least == pytest.approx(-16 - math.log(2 + math.exp(-8) + math.exp(-16)), abs=1e-6)
+    assert log_p == pytest.approx(-math.log(5))
+    assert rows[0, 4:].tolist() == [65535, 32768, 0, 0, 65535, 0] and not rows[1, 4:].any()
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        encoded(np.array([[0, np.nan]], np.float32))
+
+
+@pytest.fixture(scope="module")
+def base_file(model: models.Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file: Path = tmp_path_factory.mktemp("base") / "base.logits"
+    models.save_base_logits(model, TEXT, file, context=LENGTH)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: b"GGUF" + data[4:], "has no log-probabilities of llama.cpp's perplexity"),
+        (lambda data: data[:15], "has no log-probabilities"),
+        (lambda data: data[:-1], r"is cut off: it has \d+ of \d+ bytes"),
+        (lambda data: data[:16] + b"\xff" * 4 + data[20:], "is cut off: it has"),
+        (lambda data: data[:16] + bytes(4) + data[20:], "must have windows of tokens, not 0"),
+        (lambda data: data[:8] + struct.pack("<i", 2) + data[12:], "must have .* windows of 2 tok"),
+        (
+            lambda data: data[:12] + struct.pack("<i", 31000) + data[16:],
+            "has a vocabulary of 31000 tokens, the model one of 32000",
+        ),
+        (lambda data: data[:24] + bytes(4) + data[28:], "was made of another text, or with"),
+    ],
+)
+def test_damaged_files_of_log_probabilities(
+    change: Any, message: str, model: models.Model, base_file: Path, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged.logits"
+    damaged.write_bytes(change(base_file.read_bytes()))
+    with pytest.raises(models.BaseLogitsError, match=f"{re.escape(str(damaged))} {message}"):
+        models.kl_divergence(model, damaged, TEXT)
+
+
 def test_refused(model: models.Model, base: models.Model) -> None:
     other = models.load("demo")
     with pytest.raises(ValueError, match="base has a vocabulary of 4096 tokens"):
@@ -173,6 +261,31 @@ def test_command(model: models.Model, tmp_path: Any, capsys: Any) -> None:
     assert "text has " in capsys.readouterr().err
 
 
+def test_command_with_a_file(base_file: Path, tmp_path: Path, capsys: Any) -> None:
+    text, file = tmp_path / "text.txt", tmp_path / "base.logits"
+    text.write_text(TEXT)
+    given = ("perplexity", str(FILE), str(text), "--kl-divergence-base", str(file))
+    assert cli.main((*given, "--context", str(LENGTH))) == 0
+    assert re.fullmatch(
+        r"perplexity [\d.]+ \+/- [\d.]+, as llama.cpp counts\n", capsys.readouterr().out
+    )
+    assert file.read_bytes() == base_file.read_bytes()
+    assert cli.main((*given, "--kl-divergence", "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["same_top"]["value"] > 0.95 and abs(found["kl_divergence"]["value"]) < 1e-4
+    for more, message in (
+        (
+            ("--kl-divergence", "--context", "14"),
+            "context=14 differs from the file's windows of 13",
+        ),
+        (("--kl-divergence", str(FILE)), "give --kl-divergence BASE or --kl-divergence-base FILE"),
+    ):
+        assert cli.main((*given, *more)) == 2
+        assert message in capsys.readouterr().err
+    assert cli.main((*given[:3], "--kl-divergence")) == 2
+    assert "--kl-divergence needs BASE, a model, or" in capsys.readouterr().err
+
+
 def test_table() -> None:
     nats = np.linspace(0.5, 3, 40)
     table = _table(Divergence(nats / 100, nats, nats, nats > 1))
@@ -181,5 +294,7 @@ def test_table() -> None:
         "ratio of perplexities": "1.000000 +/- 0.000000",
         "KL divergence, median": "0.017500",
         "KL divergence, 99.9 %": "0.029975",
+        "KL divergence, minimum": "0.005000",
+        "change of p, 10 %": "0.000 %",
         "same most likely token": "80.000 +/- 6.405 %",
     }.items()

@@ -157,7 +157,7 @@ def test_importance_of_experts_that_does_not_fit():
         (
             {},
             "model",
-            r"general.type: must be 'imatrix', not 'model' \(the older .dat format is not read\)",
+            "general.type: must be 'imatrix', not 'model'",
         ),
         (
             {"output.weight": (np.ones(256), [1, 1])},

@@ -1,0 +1,130 @@
+"""Merges LoRA adapters into the weights of a model file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_q4k import GGUFError, QuantizedArray, formats, gguf, quantizers
+
+from ..config import Config
+from ..network.adapters import named_linears
+from ..runner.adapters import Pair, check_scale
+from .lora import adapters as lora_files
+from .quantizing import recipes
+from .quantizing.quantize import Importance, convert
+from .sources import GGUFSource, TensorSource, open_source
+
+_ROWS = 1 << 10  # rows to which an adapter is added at a time
+
+#: GGUF name of a matrix -> its adapters, each with a factor.
+Adapters = Mapping[str, list[tuple[float, Pair]]]
+
+
+def merge(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    lora: Any,
+    type: str | None = None,
+    importance: Importance | None = None,
+    *,
+    max_bytes: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> list[Path]:
+    """Adds LoRA adapters to a model's weights from file to file, one tensor in memory at a time.
+
+    W becomes W + scale * B A in float32. A packed matrix is decoded and quantized again, which adds
+    error: merge into floats and quantize them if you can. Other tensors keep their bytes.
+
+    Args:
+      source: a GGUF file, the folder of a Hugging Face checkpoint, or one .safetensors file in it.
+      path: the GGUF file to write; a failure leaves it unchanged.
+      lora: a path, (path, scale), or a list of these; see `with_lora`.
+      type: recipe for all tensors, as in `quantize`. None keeps each tensor's type; a checkpoint
+        becomes BF16.
+      importance: weights of columns, as in `quantize`.
+      max_bytes, progress: as in `quantize_file`.
+
+    Returns:
+      The files that were written.
+
+    Raises:
+      ValueError: as `quantize` and `with_lora` do; an adapted matrix of a type that cannot be
+        written. jax_q4k.GGUFError, jax_q4k.CheckpointError: a file is invalid, or an adapter does
+        not belong to the model. OSError: a file cannot be read or written. TypeError: `lora` is no
+        path.
+    """
+    if type is not None:
+        recipes.get(type)
+    specs = list(lora_files.adapter_specs(lora))
+    with open_source(source) as opened:
+        config = Config.from_metadata(opened.metadata, opened.name)
+        adapters = _adapters(config, specs, opened.tensors)
+        types: str | Mapping[str, str] = type or "BF16"
+        if type is None and isinstance(opened, GGUFSource):
+            types = opened.types
+            for name in adapters:
+                if types[name] not in (*gguf.PLAIN, *quantizers.names()):
+                    problem = f"tensor {name!r} is {types[name]}, which cannot be written"
+                    raise ValueError(f"{problem}: give a type for all tensors, such as 'Q4_K_M'")
+        merged = _Merged(opened, adapters)
+        return convert(merged, path, types, importance, max_bytes=max_bytes, progress=progress)
+
+
+def _adapters(
+    config: Config,
+    specs: list[tuple[str | os.PathLike[str], float]],
+    tensors: Mapping[str, Any],
+) -> Adapters:
+    """Reads adapters, which must be of matrices in `tensors`."""
+    found: dict[str, list[tuple[float, Pair]]] = {}
+    for path, scale in specs:
+        check_scale(scale)
+        for name, pair in lora_files.read(path, config, frozenset(named_linears(config))).items():
+            if name not in tensors:
+                tied = ": its output is tied to the embedding" if name == "output.weight" else ""
+                problem = f"the model has no such matrix{tied}"
+                raise GGUFError(os.fsdecode(path), f"adapter of {name!r}", problem)
+            found.setdefault(name, []).append((scale * pair.scale, pair))
+    return found
+
+
+class _Merged(TensorSource):
+    """A source whose adapted matrices are the sums of weights and adapters, in float32."""
+
+    def __init__(self, source: TensorSource, adapters: Adapters) -> None:
+        self._source, self._adapters = source, adapters
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self._source.metadata
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        return self._source.tensors
+
+    @property
+    def packed(self) -> Mapping[str, str]:
+        return self._source.packed
+
+    def read(self, name: str) -> QuantizedArray | np.ndarray:
+        tensor = self._source.read(name)
+        if not (pairs := self._adapters.get(name)):
+            return tensor
+        if isinstance(tensor, QuantizedArray):
+            tensor = formats.get(tensor.format).decode(tensor.planes)
+        floats = np.array(tensor, np.float32)
+        for factor, pair in pairs:
+            a = pair.a.astype(np.float32)
+            for at in range(0, len(floats), _ROWS):
+                b = pair.b[at : at + _ROWS].astype(np.float32)
+                floats[at : at + _ROWS] += np.float32(factor) * (b @ a)
+        return floats
