@@ -20,11 +20,19 @@ def affine(
     values: integers (n, k). zeros: integers (n, groups), or one for all. scales: (n, groups).
     groups: group of each column, (k,).
     """
-    if isinstance(zeros, np.ndarray):
-        zeros = zeros.astype(np.float32)[:, groups]
+    n, k = values.shape
+    columns, factors = values.astype(np.float32), scales.astype(np.float32)
+    differences = zeros.astype(np.float32) if isinstance(zeros, np.ndarray) else np.float32(zeros)
+    if k % scales.shape[1] == 0 and np.array_equal(groups, np.arange(k) // (k // scales.shape[1])):
+        columns, factors = columns.reshape(n, scales.shape[1], -1), factors[..., None]
+        differences = differences[..., None]  # broadcast along the columns of a group
+    else:
+        factors = factors[:, groups]
+        differences = differences[:, groups] if differences.ndim else differences
     with np.errstate(over="ignore", invalid="ignore"):  # the caller reports what is not finite
-        floats = (values.astype(np.float32) - zeros) * scales.astype(np.float32)[:, groups]
-        return floats.astype(scales.dtype)
+        columns -= differences
+        columns *= factors
+        return columns.astype(scales.dtype).reshape(n, k)
 
 
 def fields(words: np.ndarray, bits: int) -> np.ndarray:

@@ -56,13 +56,20 @@ class Scaled(PackedTensor):
         self, stored: np.ndarray, grids: list[np.ndarray], first: int, out: np.ndarray
     ) -> None:
         """Decodes the rows of a matrix from `first` on; `grids` are its scales and zeros."""
-        columns = np.arange(stored.shape[1]) // self.block[1]
-        for piece in pieces(0, len(stored), stored.shape[1]):
+        k, width = stored.shape[1], self.block[1]
+        columns = np.arange(k) // width if k % width else None  # None: broadcast along blocks
+        for piece in pieces(0, len(stored), k):
             at = np.arange(first + piece.start, first + piece.stop) // self.block[0]
-            scale, *zero = (grid[at][:, columns] for grid in grids)
+            scale, *zero = (
+                grid[at][..., None] if columns is None else grid[at][:, columns] for grid in grids
+            )
             values = stored[piece].astype(np.float32)
+            values = values if columns is not None else values.reshape(len(at), -1, width)
             with np.errstate(over="ignore", invalid="ignore"):
-                out[piece] = ((values - zero[0] if zero else values) * scale).astype(out.dtype)
+                if zero:
+                    values -= zero[0]
+                values *= scale
+                out[piece] = values.reshape(len(at), k).astype(out.dtype)
 
 
 def scaled(
