@@ -55,7 +55,7 @@ class Location:
 
         blocks: the tensor has blocks along its rows, which are never transposed.
         """
-        if self.transposed is not None and not (blocks and self.transposed):
+        if self.groups or self.transposed is False or (self.transposed and not blocks):
             return self
         *experts, k, n = self.shape
         if blocks:

@@ -23,6 +23,8 @@ from jax_q4k.models.files.checkpoints.packed.weights import DecodedWeights
 from jax_q4k.models.files.checkpoints.safetensors import Weights
 from jax_q4k.models.support.json_fields import JSONFields
 
+from ... import checkpoints
+
 FOLDER = GOLDEN.parent / "checkpoints" / "llama"
 E4M3, E5M2, E8M0, BF16 = (
     ml_dtypes.float8_e4m3fn,
@@ -582,6 +584,67 @@ def test_folders_in_4_bit_floats_keep_their_blocks(name, tmp_path):
     models.save_gguf(got, tmp_path / "kept.gguf")
     again = models.load(tmp_path / "kept.gguf")
     np.testing.assert_array_equal(again.logits(TOKENS), got.logits(TOKENS))
+
+
+def same(packed: Path, floats: Path) -> dict[str, str]:
+    """Checks that two folders have the same tensors; returns the formats of those in blocks."""
+    with models.CheckpointSource(packed) as got, models.CheckpointSource(floats) as want:
+        assert got.tensors.keys() - {f"{name[:-6]}scale" for name in got.formats} == {*want.tensors}
+        for name in want.tensors:
+            values, expected = got.read(name), np.asarray(want.read(name), np.float32)
+            if name in got.formats:
+                assert values.format == got.formats[name]
+                factor = got.read(f"{name[:-6]}scale") if values.format == "NVFP4" else np.ones(1)
+                shaped = factor.reshape(-1, *[1] * (expected.ndim - 1))
+                values = np.asarray(values.dequantize()) * shaped
+            assert values.shape == expected.shape == got.tensors[name]
+            assert nmse(np.asarray(values, np.float32), expected) <= 1e-13, name
+        return dict(got.formats)
+
+
+@pytest.mark.slow("reads folders of many tensors", quick=["*modelopt-nvfp4*"])
+@pytest.mark.filterwarnings("ignore:.*skipped, which text generation does not use")
+@pytest.mark.parametrize("method", ["modelopt-nvfp4", "fp8-tensor", "awq"])
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("qwen3moe", {"attn_q", "attn_output", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"}),
+        ("mixtral", {"attn_q", "attn_output", "ffn_gate_exps", "ffn_up_exps"}),  # rows of 96
+        ("phi3", {"attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up", "ffn_down"}),  # fused
+        ("deepseek2", {"attn_q_b", "attn_kv_a_mqa", "attn_output", "ffn_down"}),
+        ("qwen35", {"attn_qkv", "attn_gate", "ffn_up"}),  # heads in another order
+        ("qwen3vl", {"attn_q", "ffn_down"}),
+    ],
+)
+def test_layouts_of_families(name, kept, method, tmp_path):
+    """Fused rows, experts, reordered rows and columns, prefixes of multimodal classes."""
+    folder = GOLDEN.parent / "checkpoints"
+    cases = {
+        key: case
+        for file in ("transformers.json", "transformers_hybrids.json")
+        for key, case in json.loads((folder / file).read_text()).items()
+    }
+    case, r = cases[name], seeded(10)
+    packed, floats, settings = {}, {}, {}
+    for tensor, shape in case["tensors"].items():
+        module = tensor.removesuffix(".weight")
+        matrix = re.search(r"(_proj\w*|in_proj_\w+|\.w[123])\.weight$", tensor)
+        if matrix and "visual" not in tensor and shape[0] % 8 == shape[1] % 32 == 0:
+            made = CASES[method](*shape)
+            stored = {f"{module}.{key}": value for key, value in made.tensors.items()}
+            packed |= {key: np.asarray(value, order="C") for key, value in stored.items()}
+            rounded = made.want.astype(np.float32).astype(made.dtype)
+            floats[tensor], settings = rounded.astype(np.float32), made.settings
+        else:
+            packed[tensor] = floats[tensor] = r.standard_normal(shape).astype(np.float32)
+    config = case["config"]
+    theirs = checkpoints.write(tmp_path / "floats", config, floats)
+    config = config | {"quantization_config": settings}
+    formats = same(checkpoints.write(tmp_path / "packed", config, packed), theirs)
+    if method == "modelopt-nvfp4":
+        assert {key.split(".")[2] for key in formats} >= kept
+    else:
+        assert not formats
 
 
 @pytest.mark.filterwarnings("ignore:.*rows that are not a multiple")
