@@ -6,6 +6,7 @@ import dataclasses
 import io
 import os
 import struct
+import warnings
 from typing import Any
 
 from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION, GGUFValueType
@@ -63,6 +64,12 @@ def parse_source(source: Source) -> Header:
             metadata.types[key] = kind
         if key == "general.alignment":
             alignment = _alignment(cursor, kind, metadata[key])
+    if cursor.replaced:
+        shown = ", ".join(cursor.replaced[:3]) + (", ..." if len(cursor.replaced) > 3 else "")
+        problem = (
+            f"{len(cursor.replaced)} texts are not UTF-8; invalid bytes read as \\xNN: {shown}"
+        )
+        warnings.warn(f"{source.name}: {problem}", stacklevel=2)
     values.check_tokenizer(source, metadata)
     tensors: dict[str, TensorInfo] = {}
     for index in range(tensor_count):

@@ -15,7 +15,7 @@ import numpy as np
 from gguf.constants import GGUFValueType, TokenType
 
 from .fields import Fields
-from .source import Cursor, Source
+from .source import REPLACED, Cursor, Source
 
 MAX_KEY = (1 << 16) - 1  # bytes, from the GGUF specification
 MIN_ENTRY = 8 + 1 + 4 + 1  # bytes of the shortest entry: key length, key, type, value
@@ -63,7 +63,7 @@ def read_value(cursor: Cursor, field: str) -> tuple[GGUFValueType, Any]:
     """Reads the value that follows a key; returns its type and the value."""
     kind = _value_type(cursor, f"{field}: value type")
     if kind is GGUFValueType.STRING:
-        return kind, cursor.string(field)
+        return kind, cursor.string(field, errors=REPLACED)
     if kind is GGUFValueType.ARRAY:
         return kind, _array(cursor, field)
     value = cursor.unpack(_STRUCTS[kind], field)
@@ -104,9 +104,9 @@ def _array(cursor: Cursor, field: str) -> Any:
 
 
 def check_tokenizer(source: Source, metadata: dict[str, Any]) -> None:
-    """Raises GGUFError for tokenizer lists of wrong types or lengths, or BOS or EOS out of range.
+    """Raises GGUFError for tokenizer lists and ids of wrong types, and lists of wrong lengths.
 
-    The tokenizer checks other special ids: real files name padding tokens that do not exist.
+    The tokenizer checks the values of ids: real files name tokens that do not exist.
     """
     prefix = "tokenizer.ggml."
     tokens = metadata.get(prefix + "tokens")
@@ -128,7 +128,7 @@ def check_tokenizer(source: Source, metadata: dict[str, Any]) -> None:
         return
     fields = Fields(metadata, source.name)
     for name in ("bos_token_id", "eos_token_id"):
-        fields.integer(prefix + name, None, least=0, most=len(tokens) - 1)
+        fields.integer(prefix + name, None)
     types = metadata.get(prefix + "token_type")
     if types is not None:
         for i in np.flatnonzero(types == TokenType.BYTE).tolist():

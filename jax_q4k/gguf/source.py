@@ -21,6 +21,9 @@ WINDOW = 1 << 18  # bytes buffered while parsing
 MAX_STRING = 1 << 24  # bytes; the longest real strings, chat templates, have less than 2^20
 MAX_STRINGS = 1 << 22  # per array; the largest vocabularies and merge lists have less than 2^20
 
+#: Error handler for text that need not be UTF-8: an invalid byte reads as \\xNN.
+REPLACED = "backslashreplace"
+
 _U64 = struct.Struct("<Q")
 
 
@@ -80,6 +83,7 @@ class Cursor:
         self._window = b""
         self._base = 0  # file offset of the window
         self._at = 0  # position in the window
+        self.replaced: list[str] = []  # fields whose invalid bytes were replaced
 
     @property
     def position(self) -> int:
@@ -97,8 +101,11 @@ class Cursor:
         start = self._take(layout.size, field)
         return layout.unpack_from(self._window, start)[0]
 
-    def string(self, field: str, limit: int = MAX_STRING) -> str:
-        """Reads a string: its length in 8 bytes, then that many bytes of UTF-8."""
+    def string(self, field: str, limit: int = MAX_STRING, errors: str = "strict") -> str:
+        """Reads a string: its length in 8 bytes, then that many bytes of UTF-8.
+
+        errors: REPLACED accepts invalid bytes, and adds the field to `replaced`.
+        """
         size = self.unpack(_U64, f"{field}: length")
         if size > self.remaining:
             self.fail(
@@ -111,10 +118,16 @@ class Cursor:
             try:
                 return str(view[start : start + size], "utf-8")
             except UnicodeDecodeError as error:
-                self.fail(field, f"expected UTF-8, got {error.reason} at byte {error.start}")
+                if errors == "strict":
+                    self.fail(field, f"expected UTF-8, got {error.reason} at byte {error.start}")
+                self.replaced.append(field)
+                return str(view[start : start + size], "utf-8", errors)
 
     def strings(self, count: int, field: str) -> list[str]:
-        """Reads `count` strings; a fast path takes those that lie completely in the window."""
+        """Reads `count` strings; a fast path takes those that lie completely in the window.
+
+        Accepts invalid bytes, see `string`.
+        """
         if count > MAX_STRINGS:
             self.fail(field, f"{count} strings: an array may hold at most {MAX_STRINGS}")
         values: list[str] = []
@@ -123,15 +136,16 @@ class Cursor:
             if at + 8 <= len(window):
                 (size,) = unpack(window, at)
                 if size <= len(window) - at - 8:
+                    data = window[at + 8 : at + 8 + size]
                     try:
-                        values.append(window[at + 8 : at + 8 + size].decode())
-                    except UnicodeDecodeError as error:
-                        problem = f"expected UTF-8, got {error.reason} at byte {error.start}"
-                        self.fail(f"{field}[{len(values)}]", problem)
+                        values.append(data.decode())
+                    except UnicodeDecodeError:
+                        self.replaced.append(f"{field}[{len(values)}]")
+                        values.append(data.decode(errors=REPLACED))
                     at += 8 + size
                     continue
             self._at = at
-            values.append(self.string(f"{field}[{len(values)}]"))
+            values.append(self.string(f"{field}[{len(values)}]", errors=REPLACED))
             window, at = self._window, self._at
         self._at = at
         return values

@@ -110,7 +110,6 @@ class CheckpointClass:
       further_layers: key of config.json that counts the multi-token-prediction (MTP) layers after
         the last layer, which are not run.
       further_tensors: prefix of the names of MTP tensors that are not numbered as layers.
-      quant_method: accepted value in quantization_config; experts are then MXFP4 blocks and scales.
     """
 
     name: str
@@ -148,7 +147,6 @@ class CheckpointClass:
     flat: bool = False
     further_layers: str | None = None
     further_tensors: str | None = None
-    quant_method: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

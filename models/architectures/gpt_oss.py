@@ -36,7 +36,6 @@ ARCHITECTURE = Architecture(
                 "swiglu_alpha": lambda _: 1.702,
             },
             rope_needed=True,
-            quant_method="mxfp4",
         ),
     ),
     attention=ATTENTION + SINKS,

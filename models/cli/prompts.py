@@ -166,10 +166,14 @@ def _ids(prompt: str | list[int], model: Model, options: argparse.Namespace) -> 
     if model.tokenizer is None:
         raise UsageError(f"{options.model} has no tokenizer: give the prompt as --tokens")
     try:
+        if options.chat and options.parse_special:
+            raise UsageError("--parse-special is for prompts without --chat")
         if options.chat:
             system = [] if options.system is None else [_message("system", options.system)]
             messages = [*system, _message("user", prompt)]
             return models.chat.encode(model.tokenizer, messages, **template_variables(options))
-        return model.tokenizer.encode(prompt, add_end=False)
+        special, start = options.parse_special, model.tokenizer.bos_token_id
+        ids = model.tokenizer.encode(prompt, add_end=False, parse_special=special)
+        return ids[1:] if special and ids[:2] == [start, start] else ids  # the prompt has its own
     except ValueError as error:
         raise UsageError(error) from error

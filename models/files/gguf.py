@@ -25,7 +25,14 @@ from .. import tokenizer
 from ..config import Config, other_files
 from ..config.rope import DIVISORS
 from ..config.rope_fields import MIN_DIVISOR
-from ..config.tensors import check_tensors, float_array, unused_tensors, without_unused_layers
+from ..config.tensors import (
+    Expected,
+    check_tensors,
+    expected_tensors,
+    float_array,
+    unused_tensors,
+    without_unused_layers,
+)
 from ..network.lazy import lazy_decoder
 from ..runner.model import Model
 from ..sharding.placement import Placement
@@ -120,8 +127,31 @@ def used_tensors(header: gguf.Header, file: str) -> dict[str, gguf.TensorInfo]:
         if any(".nextn." in name for name in unused):
             message += "; the multi-token-prediction layer is read only for drafts"
         warn(message)
-    used = {name: info for name, info in header.tensors.items() if name not in unused}
-    return fused.split(Config.from_metadata(header.metadata, file), used, file)
+    config = Config.from_metadata(header.metadata, file)
+    expected = expected_tensors(config)
+    used = {
+        name: _without_ones(info, config, expected)
+        for name, info in header.tensors.items()
+        if name not in unused
+    }
+    return fused.split(config, used, file)
+
+
+def _without_ones(
+    info: gguf.TensorInfo, config: Config, expected: Mapping[str, Expected]
+) -> gguf.TensorInfo:
+    """Returns a description with the expected number of axes.
+
+    In ggml, axes of length 1 before the others have no meaning; a file may add or lack them.
+    """
+    parts = [part for part in (info.name, *fused.parts_of(config, info.name)) if part in expected]
+    axes, shape = len(expected[parts[0]].shape) if parts else 2, info.shape
+    while len(shape) > axes and shape[0] == 1:
+        shape = shape[1:]
+    full = (1,) * (axes - len(shape)) + shape
+    if info.name in expected and full == expected[info.name].shape:
+        shape = full
+    return dataclasses.replace(info, shape=shape)
 
 
 def describe(

@@ -13,6 +13,7 @@ from gguf.constants import TokenType
 
 from jax_q4k.gguf import Fields
 
+from ..support.warn import warn
 from .pretokenizers import PRE_TOKENIZERS
 from .special_tokens import classify
 
@@ -130,6 +131,7 @@ class _Reader:
         self.fields = fields.under(KEY)
         self.chat_templates = chat_templates(fields)
         self.name = fields.string("general.name", "").lower()
+        self.reported: set[str] = set()  # keys of ids that were warned of
 
     def vocabulary(self) -> GGUFVocabulary:
         fields = self.fields
@@ -188,14 +190,20 @@ class _Reader:
         )
 
     def token_id(self, name: str, count: int, default: int | None = None) -> int | None:
-        """Reads an id below `count`, the vocabulary size; ignores a default beyond it."""
+        """Reads an id below `count`, the vocabulary size; ignores a default beyond it.
+
+        Another id warns and counts as missing, as in llama.cpp.
+        """
         token = self.fields.integer(name, None)
-        if token is None:
-            return default if default is not None and default < count else None
-        if not 0 <= token < count:
-            problem = f"is {token}, expected an id below the vocabulary's size, {count}"
-            self.fields.fail(name, problem)
-        return token
+        if token is not None and 0 <= token < count:
+            return token
+        default = default if default is not None and default < count else None
+        if token is not None and name not in self.reported:
+            self.reported.add(name)
+            instead = "no token is" if default is None else f"token {default} is"
+            problem = f"is {token}, but the vocabulary has {count} tokens: {instead} used"
+            warn(f"{self.fields.file}: {self.fields.prefix}{name} {problem}")
+        return default
 
     def tokens(self) -> tuple[tuple[str, ...], dict[str, int]]:
         """Reads the tokens' texts; also returns text -> id."""

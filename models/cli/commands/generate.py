@@ -65,6 +65,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="insert the prompt into the file's chat template"
     )
+    parser.add_argument(
+        "--parse-special",
+        "--special",
+        action="store_true",
+        help="read special tokens in the prompt, such as <|im_start|>, as tokens instead of text",
+    )
     add_template(parser)
     add_show_thinking(parser)
     written = parser.add_mutually_exclusive_group()

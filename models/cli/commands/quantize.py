@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
         "--type", type=str.upper, choices=RECIPES, default="Q4_K_M", help="default: Q4_K_M"
     )
     parser.add_argument(
-        "--imatrix", metavar="FILE", help="llama.cpp's importance matrix, a GGUF file"
+        "--imatrix", metavar="FILE", help="llama.cpp's importance matrix, a GGUF or .dat file"
     )
     parser.add_argument(
         "--tensor-type",

@@ -11,9 +11,9 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -30,7 +30,9 @@ from ...support.json_fields import JSONFields
 from ...support.warn import warn
 from ..gguf import with_tokenizer
 from . import config_json, model_card, sentence_transformers, tensor_locations, tokenizer_files
-from .safetensors import PACKED, TYPES, Weights
+from .packed.methods import packed_tensors, settings_in
+from .packed.weights import DecodedWeights
+from .safetensors import TYPES, Weights
 from .tensor_locations import Location
 
 # Early files store the rope frequencies, which follow from rope_theta.
@@ -59,6 +61,8 @@ class CheckpointSource:
       tokenizer: None if the folder has none.
       model_metadata: GGUF metadata without the tokenizer's keys.
       tensors: GGUF name -> shape, row-major.
+      formats: GGUF name -> block format, of the weights that keep their blocks.
+      packed: GGUF name -> type, of the weights that lose precision if they are quantized again.
       nbytes: GGUF name -> bytes in the checkpoint.
     """
 
@@ -84,19 +88,27 @@ class CheckpointSource:
         vectors = sentence_transformers.metadata(folder, self.config.architecture)
         self.model_metadata: dict[str, Any] = self.description.metadata | vectors
         self.model_metadata |= tokenizer_files.sampling(folder, fields)
-        self._weights = Weights(location)
+        weights = Weights(location)
+        self._weights = DecodedWeights(
+            weights, packed_tensors(weights, settings_in(folder, fields))
+        )
         self._decoder = self._of_the_decoder()
         self._tied = self.description.tied and self._tie()
         self._expected = expected_tensors(self.config)
-        checkpoint, packed = self.description.checkpoint, self.description.packed
-        candidates = tensor_locations.locations(self.config, checkpoint, packed, self._decoder)
+        checkpoint = self.description.checkpoint
+        candidates = tensor_locations.locations(self.config, checkpoint, self._decoder)
         self._locations = self._match(
             {name: location for name, location in candidates.items() if self._is_part(name)}
         )
         self._made = self.description.rope_divisors | self._zeros()
-        self.packed: dict[str, str] = {}  # empty: MXFP4 experts count as original weights
+        self.formats = self._formats()
+        self.packed = self._labels()
+        self._scales = {
+            _scale_of(name): name for name, format in self.formats.items() if format == "NVFP4"
+        }
+        names = (*self._locations, *self._scales)
         self.tensors: dict[str, tuple[int, ...]] = {
-            name: self._expected[name].shape for name in self._locations
+            name: self._expected[name].shape for name in names
         } | {name: values.shape for name, values in self._made.items()}
         self.model_metadata |= model_card.metadata(folder, fields.values, self.tensors)
         self.nbytes = self._nbytes() | {name: v.nbytes for name, v in self._made.items()}
@@ -128,19 +140,46 @@ class CheckpointSource:
         if name in self._made:
             return self._made[name]
         expected = self._expected[name]
+        if name in self._scales:
+            factors = map(self._weights.factor, self._locations[self._scales[name]].names)
+            return np.broadcast_to(np.stack(list(factors)), expected.shape).copy()
         entry, is_bias = expected.entry, expected.is_bias
-        values = tensor_locations.read(self._weights, self._locations[name], expected.shape)
-        if isinstance(values, QuantizedArray):
-            return values
-        if values.ndim == 1 or is_bias or entry.is_norm or entry.exact:
+        location, format = self._locations[name], self.formats.get(name)
+        values = tensor_locations.read(self._weights, location, expected.shape, format)
+        if format is None and (values.ndim == 1 or is_bias or entry.is_norm or entry.exact):
             values = values.astype(np.float32)
-        offset = entry.is_norm and not is_bias and not self._locations[name].plain
+        offset = entry.is_norm and not is_bias and not location.plain
         if offset and self.config.kind.norm_offset:
             values += np.float32(self.config.kind.norm_offset)
         stays = not self.config.interleaved_rope or self.description.interleaved_rope
         if entry.rotated is not None and not stays:
-            return interleaved(values, getattr(self.config, entry.rotated), self._rotated_last)
-        return values
+            values = interleaved(values, getattr(self.config, entry.rotated), self._rotated_last)
+        if format is None:
+            return values
+        return QuantizedArray.from_gguf_bytes(values.reshape(-1), format, expected.shape)
+
+    def _formats(self) -> dict[str, str]:
+        """Returns GGUF name -> block format, of the weights that keep the checkpoint's blocks.
+
+        NVFP4 needs a scale tensor, which weights other than matrices do not have.
+        """
+        found = {}
+        for name, location in self._locations.items():
+            format = tensor_locations.block_format(self._weights, location)
+            is_matrix = self._expected[name].suffix is None and self._expected[name].entry.is_matrix
+            if format is not None and is_matrix and _scale_of(name) not in self._locations:
+                found[name] = format
+        return found
+
+    def _labels(self) -> dict[str, str]:
+        """Returns GGUF name -> type, of weights that are not original."""
+        packed = self._weights.packed
+        labels = {
+            name: packed[location.names[0]].label
+            for name, location in self._locations.items()
+            if location.names[0] in packed
+        }
+        return {name: label for name, label in labels.items() if label is not None}
 
     @property
     def _rotated_last(self) -> int | None:
@@ -166,10 +205,10 @@ class CheckpointSource:
         Divides the bytes of a checkpoint tensor that holds several GGUF tensors.
         """
         parts = collections.Counter(location.names for location in self._locations.values())
-        sizes = {}
+        sizes = dict.fromkeys(self._scales, 4)
         for name, location in self._locations.items():
-            stored = (self._weights.stored[part] for part in (*location.names, *location.scales))
-            sizes[name] = sum(tensor.nbytes for tensor in stored) // parts[location.names]
+            stored = sum(map(self._weights.nbytes, location.names))
+            sizes[name] = stored // parts[location.names]
         return sizes
 
     def _of_the_decoder(self) -> dict[str, str]:
@@ -189,7 +228,7 @@ class CheckpointSource:
             if headless and name != _HEAD:
                 in_a_decoder = f"model.{name}"
             if (earlier := found.setdefault(in_a_decoder, name)) != name:
-                self._fail(name, f"is the decoder's {in_a_decoder!r}, like {earlier!r}")
+                self._weights.fail(name, f"is the decoder's {in_a_decoder!r}, like {earlier!r}")
         layers = self.config.num_layers
         further = range(layers, layers + self.description.further_layers)
         unused = [
@@ -245,26 +284,38 @@ class CheckpointSource:
         Raises CheckpointError for tensors that are missing, not part of the model, or of a wrong
         shape or type.
         """
-        matched, known = {}, set()
+        matched: dict[str, Location] = {}
+        known: set[str] = set()
         for name, unresolved in locations.items():
             first = self._decoder.get(unresolved.names[0], "")
             found = self._weights.stored.get(first)
-            location = unresolved.resolved(() if found is None else found.shape)
+            packed = self._weights.packed.get(first)
+            in_blocks = packed is not None and packed.format is not None
+            shape = () if found is None else found.shape
+            location = unresolved.resolved(shape, in_blocks)
             names = tuple(self._found(part, location.shape) for part in location.names)
             matched[name] = dataclasses.replace(location, names=names)
-            for part in location.scales:
-                self._found(part, location.shape[:-1])
-            stored = [*names, *matched[name].scales]
-            self._check_types(stored, location.packed)
-            known.update(stored)
+            self._check_types(names)
+            known.update(names)
         for in_a_decoder, stored_name in self._decoder.items():
-            if stored_name not in known and not _BUFFER.fullmatch(in_a_decoder):
+            if stored_name in known or _BUFFER.fullmatch(in_a_decoder):
+                continue
+            if not self._is_neutral_bias(stored_name):
                 architecture = self.config.architecture
-                self._fail(
+                self._weights.fail(
                     stored_name,
                     f"is not part of a {architecture} model as config.json describes it",
                 )
         return matched
+
+    def _is_neutral_bias(self, stored_name: str) -> bool:
+        """Returns whether a tensor is a bias of zeros that quantization added to a module."""
+        module, _, what = stored_name.rpartition(".")
+        return (
+            what == "bias"
+            and f"{module}.weight" in self._weights.packed
+            and not self._weights.read(stored_name).any()
+        )
 
     def _found(self, in_a_decoder: str, shape: tuple[int, ...]) -> str:
         """Returns a tensor's name in the checkpoint; raises CheckpointError for another shape."""
@@ -275,25 +326,22 @@ class CheckpointSource:
             raise CheckpointError(self.name, f"tensor {in_a_decoder!r}", problem)
         name = self._decoder[in_a_decoder]
         if (found := self._weights.stored[name].shape) != shape:
-            self._check_types([name], packed=self._weights.stored[name].dtype == PACKED)
-            self._fail(name, f"has shape {found}, expected {shape}")
+            self._check_types([name])
+            self._weights.fail(name, f"has shape {found}, expected {shape}")
         return name
 
-    def _check_types(self, names: list[str], packed: bool) -> None:
+    def _check_types(self, names: Sequence[str]) -> None:
         """Raises CheckpointError for unsupported types, and for experts of different types."""
-        supported = (PACKED,) if packed else tuple(TYPES)
         first = self._weights.stored[names[0]].dtype
         for name in names:
             dtype = self._weights.stored[name].dtype
-            if dtype not in supported:
-                known = ", ".join(supported)
-                self._fail(name, f"has dtype {dtype}, which is not supported; supported: {known}")
+            if dtype not in TYPES:
+                known = ", ".join(TYPES)
+                self._weights.fail(
+                    name, f"has dtype {dtype}, which is not supported; supported: {known}"
+                )
             if dtype != first:
-                self._fail(name, f"has dtype {dtype}, but {names[0]!r} has {first}")
-
-    def _fail(self, stored_name: str, problem: str) -> NoReturn:
-        file = str(self._weights.stored[stored_name].file)
-        raise CheckpointError(file, f"tensor {stored_name!r}", problem)
+                self._weights.fail(name, f"has dtype {dtype}, but {names[0]!r} has {first}")
 
     def _is_part(self, name: str) -> bool:
         """Returns whether config.json implies that the checkpoint holds this tensor."""
@@ -335,8 +383,11 @@ def from_pretrained(
     """
     with CheckpointSource(path) as source:
         total, done, tensors = sum(source.nbytes.values()), 0, {}
-        shapes = {name: jax.ShapeDtypeStruct(s, np.float32) for name, s in source.tensors.items()}
-        placement = None if mesh is None else plan_sharding(source.config, shapes, mesh, rules)
+        described = {
+            name: _Described(shape, _Type(source.formats.get(name)))
+            for name, shape in source.tensors.items()
+        }
+        placement = None if mesh is None else plan_sharding(source.config, described, mesh, rules)
         for name in source.tensors:
             if progress is not None:
                 progress(done, total)
@@ -347,6 +398,24 @@ def from_pretrained(
             progress(done, total)
         decoder = lazy_decoder(source.config, tensors)
         return Model(decoder, source.tokenizer, source.model_metadata, placement)
+
+
+class _Type(NamedTuple):
+    """Type of a tensor as `plan_sharding` reads it: its block format, or None."""
+
+    name: str | None
+
+
+class _Described(NamedTuple):
+    """Description of a tensor as `plan_sharding` reads it."""
+
+    shape: tuple[int, ...]
+    type: _Type
+
+
+def _scale_of(name: str) -> str:
+    """Returns the name of the scale of a weight."""
+    return f"{name.rpartition('.')[0]}.scale"
 
 
 def name_in_decoder(name: str) -> str:

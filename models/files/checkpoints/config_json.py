@@ -16,6 +16,7 @@ from ...architectures.base import GROUP_BEST, MAX_LAYERS, Architecture, Checkpoi
 from ...config import Config, layer_patterns
 from ...support.json_fields import JSONFields
 from . import config_keys
+from .packed import methods
 from .rope_json import Rope
 
 MAX_CONFIG = 1 << 22  # bytes of config.json, and of each other file of settings
@@ -92,19 +93,17 @@ class Description:
     rope_divisors: dict[str, np.ndarray]  # GGUF name -> float32 (rope_dim / 2,)
     multimodal: bool  # it holds more than the decoder, whose names have a prefix
     further_layers: int  # multi-token-prediction layers after the last, which are not run
-    packed: bool  # experts are MXFP4 blocks and scales
 
 
 def describe(fields: JSONFields) -> Description:
     """Describes the decoder of a config.json; raises CheckpointError that names the invalid key."""
     architecture, checkpoint = _architecture(fields)
     config_keys.check(fields, checkpoint)
-    packed = _is_packed(fields, checkpoint)
+    if (quantization := methods.settings_of(fields)) is not None:
+        methods.method_of(quantization)
     tied = is_tied(fields, checkpoint)
     fields = _of_the_decoder(fields, checkpoint)
     config_keys.check(fields, checkpoint)
-    if checkpoint.text_config:
-        _accept(fields, "quantization_config", ())
     activations = _ACTIVATIONS[architecture.activation], *checkpoint.activations
     for key in ("hidden_act", "hidden_activation"):
         _accept(fields, key, activations)
@@ -152,7 +151,6 @@ def describe(fields: JSONFields) -> Description:
         rope_divisors=rope.divisors(config),
         multimodal=checkpoint.text_config,
         further_layers=0 if further is None else fields.integer(further, 0, least=0, most=1024),
-        packed=packed,
     )
 
 
@@ -244,18 +242,6 @@ def _is_interleaved(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
     return checkpoint.interleaved_rope and (key is None or fields.boolean(key, True))
 
 
-def _is_packed(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
-    """Returns whether experts are MXFP4; raises CheckpointError for other packed weights."""
-    quantization = fields.object("quantization_config")
-    if quantization is None:
-        return False
-    if checkpoint.quant_method is None or (
-        quantization.string("quant_method", None) != checkpoint.quant_method
-    ):
-        _accept(fields, "quantization_config", ())
-    return True
-
-
 def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
     known = {
         checkpoint.name: (architecture, checkpoint)
@@ -281,8 +267,7 @@ def _accept(fields: JSONFields, key: str, values: tuple[Any, ...]) -> None:
     """Raises CheckpointError if a key's value is not one of `values`."""
     value = fields.values.get(key)
     if value is not None and value not in values:
-        found = value.get("quant_method", "an object") if isinstance(value, dict) else value
-        fields.fail(key, f"is {found!r:.100}, which is not supported")
+        fields.fail(key, f"is {value!r:.100}, which is not supported")
 
 
 def _recurrent_layers(fields: JSONFields, architecture: Architecture) -> dict[str, Any]:

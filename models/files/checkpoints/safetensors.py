@@ -8,12 +8,14 @@ that shrinks kills the process.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -21,13 +23,25 @@ from jax_q4k import CheckpointError, gguf
 
 from ...support.json_fields import JSONFields
 
-#: Supported types; safetensors and ggml use the same names.
+#: Types that models keep; safetensors and ggml use the same names.
 TYPES = gguf.PLAIN
-PACKED = "U8"  # blocks and scales of packed weights
+#: Types that safetensors' NumPy backend does not read.
+_FLOAT8 = {
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+}
+#: Types that can be read -> NumPy dtype.
+DTYPES: dict[str, np.dtype[Any]] = (
+    {name: of.dtype for name, of in TYPES.items()}
+    | {"F64": np.dtype(np.float64)}
+    | {name: np.dtype(dtype) for name, dtype in _FLOAT8.items()}
+    | {"I8": np.dtype(np.int8), "U8": np.dtype(np.uint8)}
+    | {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64)}
+)
 MAX_INDEX = 1 << 24  # bytes; an index has one line per tensor
 _MAX_ELEMENTS = np.iinfo(np.intp).max // 8  # NumPy's limit, which ignores axes of size 0
 _CHUNK = 1 << 20  # elements checked at a time
-_COMPARED = 1 << 24  # elements compared at a time
 
 T = TypeVar("T")
 
@@ -41,13 +55,13 @@ class Stored(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file; only for PACKED and TYPES."""
+        """Bytes in the file; only for DTYPES."""
         return math.prod(self.shape) * self.numpy_dtype.itemsize
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """NumPy dtype; only for PACKED and TYPES."""
-        return np.dtype(np.uint8 if self.dtype == PACKED else TYPES[self.dtype].dtype)
+        """NumPy dtype; only for DTYPES."""
+        return DTYPES[self.dtype]
 
 
 class Weights:
@@ -58,7 +72,7 @@ class Weights:
 
     def __init__(self, path: Path) -> None:
         """Lists the tensors of a .safetensors file, or of a folder with one file or an index."""
-        self._open: tuple[Path, Any] | None = None
+        self._open: tuple[Path, Any, _Places] | None = None
         self._stack = contextlib.ExitStack()
         self.stored: dict[str, Stored] = {}
         index = path / "model.safetensors.index.json"
@@ -76,11 +90,8 @@ class Weights:
         self._open = None
         self._stack.close()
 
-    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
-        """Reads a tensor, or the rows of a slice with step 1.
-
-        The dtype must be in TYPES or PACKED. Raises CheckpointError if a value is NaN or infinite.
-        """
+    def raw(self, name: str, rows: slice | None = None) -> np.ndarray:
+        """Reads a tensor of any of DTYPES, or the rows of a slice with step 1, unchecked."""
         stored = self.stored[name]
         file, shape = str(stored.file), stored.shape
         if rows is None or not shape:
@@ -91,40 +102,59 @@ class Weights:
             complete = wanted == shape
 
         def values_of() -> np.ndarray:
-            handle = self._handle(stored.file)
+            handle, places = self._handle(stored.file)
+            if stored.dtype in _FLOAT8:
+                return places.read(name, stored, first, wanted)
             return handle.get_tensor(name) if complete else handle.get_slice(name)[part]
 
         values = _checked(stored.file, f"tensor {name!r}", values_of)
         if values.shape != wanted or values.dtype != stored.numpy_dtype:
             raise CheckpointError(file, f"tensor {name!r}", "changed while the file was read")
-        if stored.dtype == PACKED:
-            return values
-        flat, before = values.reshape(-1), first * math.prod(shape[1:])
-        for start in range(0, flat.size, _CHUNK):
-            finite = np.isfinite(flat[start : start + _CHUNK])
-            if not finite.all():
-                at = before + start + int(finite.argmin())
-                raise CheckpointError(file, f"tensor {name!r}", f"element {at} is NaN or infinite")
         return values
 
-    def equal(self, first: str, second: str) -> bool:
-        """Returns whether two tensors have equal types, shapes and values.
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        """Reads a tensor of one of TYPES, or of float64 as float32; see `raw`.
 
-        False for unsupported types. Compares in parts to save memory. Raises like `read`.
+        Raises CheckpointError if a value is NaN or infinite, or too large for float32.
         """
-        one, other = self.stored[first], self.stored[second]
-        if one[1:] != other[1:] or one.dtype not in TYPES or not one.shape:
-            return False
-        count = max(1, _COMPARED // max(1, math.prod(one.shape[1:])))
-        parts = [slice(at, at + count) for at in range(0, one.shape[0], count)]
-        read = self.read
-        return all(np.array_equal(read(first, part), read(second, part)) for part in parts)
+        values, before = self.raw(name, rows), 0
+        if rows is not None and values.ndim:
+            before = rows.indices(self.stored[name].shape[0])[0] * math.prod(values.shape[1:])
+        if values.dtype == np.float64:
+            with np.errstate(over="ignore"):  # infinities are reported below
+                values = values.astype(np.float32)
+        if (at := first_not_finite(values)) is not None:
+            self.fail(name, f"element {before + at} is NaN or infinite")
+        return values
 
-    def _handle(self, file: Path) -> Any:
+    def expect(
+        self, name: str, dtypes: Collection[str], shape: tuple[int, ...] | None = None
+    ) -> Stored:
+        """Returns a tensor's description; raises CheckpointError for another dtype or shape.
+
+        shape: None accepts any shape.
+        """
+        if (stored := self.stored.get(name)) is None:
+            expected = "" if shape is None else f", expected with shape {shape}"
+            file = next(iter(self.stored.values())).file
+            raise CheckpointError(str(file), f"tensor {name!r}", f"is missing{expected}")
+        if stored.dtype not in dtypes:
+            known = " or ".join(dtypes)
+            self.fail(name, f"has dtype {stored.dtype}, expected {known}")
+        if shape is not None and stored.shape != shape:
+            self.fail(name, f"has shape {stored.shape}, expected {shape}")
+        return stored
+
+    def fail(self, name: str, problem: str) -> NoReturn:
+        """Raises CheckpointError about a stored tensor."""
+        raise CheckpointError(str(self.stored[name].file), f"tensor {name!r}", problem)
+
+    def _handle(self, file: Path) -> tuple[Any, _Places]:
         if self._open is None or self._open[0] != file:
             self.close()
-            self._open = file, self._stack.enter_context(_opened(file))
-        return self._open[1]
+            handle = self._stack.enter_context(_opened(file))
+            self._open = file, handle, _Places(file)
+        return self._open[1:]
 
     def _list(self, file: Path) -> None:
         with _opened(file) as handle:
@@ -159,6 +189,39 @@ class Weights:
             if name not in weight_map:
                 problem = f"is not in {index.name}"
                 raise CheckpointError(str(stored.file), f"tensor {name!r}", problem)
+
+
+def first_not_finite(values: np.ndarray) -> int | None:
+    """Returns the index of the first NaN or infinite element of a flattened array, if any."""
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        finite = np.isfinite(flat[start : start + _CHUNK])
+        if not finite.all():
+            return start + int(finite.argmin())
+    return None
+
+
+class _Places:
+    """Finds the bytes of tensors of types that safetensors' NumPy backend does not read."""
+
+    def __init__(self, file: Path) -> None:
+        with open(file, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            self._header = json.loads(stream.read(length))
+        self._file, self._start = file, 8 + length
+
+    def read(self, name: str, stored: Stored, first: int, shape: tuple[int, ...]) -> np.ndarray:
+        """Reads rows from `first` on; returns an empty array if the file has changed."""
+        found = self._header.get(name)
+        if found is None or (found["dtype"], tuple(found["shape"])) != stored[1:]:
+            return np.empty(0)
+        dtype = stored.numpy_dtype
+        with open(self._file, "rb") as stream:
+            row = math.prod(shape[1:]) * dtype.itemsize
+            stream.seek(self._start + found["data_offsets"][0] + first * row)
+            data = stream.read(math.prod(shape) * dtype.itemsize)
+        complete = len(data) == math.prod(shape) * dtype.itemsize
+        return np.frombuffer(data, dtype).reshape(shape) if complete else np.empty(0)
 
 
 @contextlib.contextmanager

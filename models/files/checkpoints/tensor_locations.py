@@ -12,15 +12,13 @@ from collections.abc import Container, Mapping
 
 import numpy as np
 
-from jax_q4k import CheckpointError, QuantizedArray
+from jax_q4k import CheckpointError, formats
 
 from ...architectures.base import CheckpointClass, Stored
 from ...architectures.tensor_tables import SCALES, Tensor
 from ...config import Config
 from ...config.tensors import Expected, expected_tensors, sizes, table
-from .safetensors import Weights
-
-_MXFP4 = 32  # weights of a block: 16 bytes, and a scale byte
+from .packed.weights import DecodedWeights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +35,6 @@ class Location:
         differently; None means the same order.
       groups: number of groups that the rows are split into; 0: none.
       parts: rows of this tensor in each group.
-      packed: `names` are MXFP4 blocks; `scales` has the names of their scales.
     """
 
     names: tuple[str, ...]
@@ -52,18 +49,17 @@ class Location:
     tiled: tuple[int, int, int, int] | None = None
     groups: int = 0
     parts: tuple[slice, ...] = ()
-    packed: bool = False
 
-    @property
-    def scales(self) -> tuple[str, ...]:
-        """Names of the MXFP4 scales; () if not packed."""
-        return (self.names[0].removesuffix("_blocks") + "_scales",) if self.packed else ()
+    def resolved(self, stored: tuple[int, ...], blocks: bool) -> Location:
+        """Returns a copy with `transposed` decided by `stored`, the shape in the checkpoint.
 
-    def resolved(self, stored: tuple[int, ...]) -> Location:
-        """Returns a copy with `transposed` decided by `stored`, the shape in the checkpoint."""
-        if self.transposed is not None:
+        blocks: the tensor has blocks along its rows, which are never transposed.
+        """
+        if self.groups or self.transposed is False or (self.transposed and not blocks):
             return self
         *experts, k, n = self.shape
+        if blocks:
+            return dataclasses.replace(self, transposed=False, shape=(*experts, n, k))
         if stored == self.shape or stored != (*experts, n, k):
             return dataclasses.replace(self, transposed=True)
         return dataclasses.replace(self, transposed=False, shape=stored)
@@ -72,13 +68,11 @@ class Location:
 def locations(
     config: Config,
     checkpoint: CheckpointClass,
-    packed: bool = False,
     held: Container[str] | None = None,
 ) -> dict[str, Location]:
     """Returns GGUF name -> Location of every tensor that checkpoints of this class may hold.
 
-    packed: experts are MXFP4 blocks and scales. held: names in the checkpoint, which decide between
-    alternative locations; None means all names.
+    held: names in the checkpoint, which decide between alternative locations; None means all names.
     """
     expected, found = expected_tensors(config), {}
     stored = {(name, entry.suffix): entry for entry in checkpoint.stored for name in entry.holds}
@@ -96,7 +90,7 @@ def locations(
             location = _location(where, full, held_parts, where.holds.index(tensor.gguf))
             if where.value_heads or where.groups:
                 location = _ordered(config, where, location, tensor, sizes(config, layer))
-            found[name] = _of_blocks(location) if packed and _is_packed(location) else location
+            found[name] = location
     return found
 
 
@@ -177,37 +171,38 @@ def _ordered(
     return location
 
 
-def _is_packed(location: Location) -> bool:
-    return location.of_experts and len(location.shape) == 3
-
-
-def _of_blocks(location: Location) -> Location:
-    """Returns the Location of an experts' tensor that is stored as MXFP4 blocks, never transposed.
-
-    The blocks are (experts, n, k / 32, 16).
-    """
-    experts, n, k = location.shape
-    if location.transposed:
-        n, k = k, n
-    name, shape = f"{location.names[0]}_blocks", (experts, n, k // _MXFP4, _MXFP4 // 2)
-    return dataclasses.replace(location, names=(name,), shape=shape, transposed=False, packed=True)
+def block_format(weights: DecodedWeights, location: Location) -> str | None:
+    """Returns the block format in which `read` can return a GGUF tensor; None: only as floats."""
+    formats_of = {
+        None if (packed := weights.packed.get(name)) is None else packed.format
+        for name in location.names
+    }
+    plain = not (location.transposed or location.as_row or location.channels or location.groups)
+    in_rows = location.tiled is None or location.tiled[0] == 0
+    only = formats_of.pop() if len(formats_of) == 1 else None
+    return only if plain and in_rows and not location.logarithms else None
 
 
 def read(
-    weights: Weights, location: Location, shape: tuple[int, ...]
-) -> np.ndarray | QuantizedArray:
-    """Reads a GGUF tensor of this shape from its location in the checkpoint."""
-    if location.packed:
-        return _mxfp4(weights, location, shape)
+    weights: DecodedWeights,
+    location: Location,
+    shape: tuple[int, ...],
+    format: str | None = None,
+) -> np.ndarray:
+    """Reads a GGUF tensor of this shape from its location in the checkpoint.
+
+    format: returns its blocks, uint8 (..., bytes of a row), as `block_format` says. None: floats.
+    """
+    take = weights.read if format is None else weights.blocks
     if location.of_experts:
-        return _experts(weights, location, shape)
+        return _experts(weights, location, shape, format)
     [name] = location.names
     if location.as_row:
         return weights.read(name)[0]
     if location.groups:
         values = _parts(weights.read(name), location, shape)
     else:
-        values = weights.read(name, location.rows)
+        values = take(name, location.rows)
     values = values[..., 0, :] if location.channels else values
     values = values if location.tiled is None else _tiled(values, *location.tiled)
     if location.logarithms:
@@ -247,32 +242,20 @@ def _tiled(
     return np.take(values, np.concatenate([at[:start], of_heads.reshape(-1)]), axis)
 
 
-def _experts(weights: Weights, location: Location, shape: tuple[int, ...]) -> np.ndarray:
-    first = weights.stored[location.names[0]]
-    stacked = np.empty(shape, first.numpy_dtype)
+def _experts(
+    weights: DecodedWeights, location: Location, shape: tuple[int, ...], format: str | None
+) -> np.ndarray:
+    """Stacks the experts' matrices or biases, or the blocks of their matrices."""
+    take = weights.read if format is None else weights.blocks
+    dtype, size = weights.stored[location.names[0]].numpy_dtype, shape[-1]
+    if format is not None:
+        block = formats.get(format)
+        dtype, size = np.dtype(np.uint8), size // block.block_size * block.block_bytes
+    stacked = np.empty((*shape[:-1], size), dtype)
     for expert in range(shape[0]):
-        values = _of_expert(weights, location.names, expert)
+        if len(location.names) > 1:
+            values = take(location.names[expert])
+        else:
+            values = take(location.names[0], slice(expert, expert + 1))[0]
         stacked[expert] = (values.T if location.transposed else values)[location.rows]
     return stacked
-
-
-def _of_expert(weights: Weights, names: tuple[str, ...], expert: int) -> np.ndarray:
-    if len(names) > 1:
-        return weights.read(names[expert])
-    return weights.read(names[0], slice(expert, expert + 1))[0]
-
-
-def _mxfp4(weights: Weights, location: Location, shape: tuple[int, ...]) -> QuantizedArray:
-    """Reads MXFP4 blocks and scales, and converts them to GGUF's layout.
-
-    GGUF stores the scale before a block, and weights j and j + 16 in byte j. A checkpoint stores
-    weights 2j and 2j + 1 in byte j. Both have the first weight in the low half. Scale bytes are
-    equal: GGUF doubles the weights, and its exponent is e - 128 instead of e - 127.
-    """
-    packed = np.empty((*shape[:2], shape[2] // _MXFP4, 1 + _MXFP4 // 2), np.uint8)
-    for expert in range(shape[0]):
-        blocks = _of_expert(weights, location.names, expert)[location.rows]
-        codes = np.stack((blocks & 15, blocks >> 4), axis=-1).reshape(*blocks.shape[:-1], _MXFP4)
-        packed[expert, ..., 0] = _of_expert(weights, location.scales, expert)[location.rows]
-        packed[expert, ..., 1:] = codes[..., : _MXFP4 // 2] | codes[..., _MXFP4 // 2 :] << 4
-    return QuantizedArray.from_gguf_bytes(packed.reshape(-1), "MXFP4", shape)

@@ -20,6 +20,7 @@ from ...config.fused_names import parts_of
 from ...config.tensors import check_tensors
 from ...network.build import build, named_tensors
 from ...runner.model import Model
+from ...support.warn import warn
 from .. import fused, rope_divisors
 from ..gguf import completed, describe, file_type_of
 from ..sources import TensorSource, open_source
@@ -49,8 +50,9 @@ def quantize(
     Args:
       type: "Q4_K_M", "Q8_0" or another name of `recipes.RECIPES`.
       importance: GGUF tensor name -> non-negative weights (k,), or (experts, k) for experts, as
-        returned by `read_imatrix`. Tensors without an entry are quantized without weights. The name
-        of a fused tensor applies to all its parts.
+        returned by `read_imatrix`. Tensors without an entry are quantized without weights, and
+        entries of other tensors are ignored, both with a warning. The name of a fused tensor
+        applies to all its parts.
       types: regular expression -> ggml type, such as {"attn_v": "Q8_0", r"^output\\.": "Q4_K"}, for
         matrices in whose name it is found; the first one counts. A type whose block does not
         divide the rows is replaced, as in the recipe.
@@ -60,8 +62,8 @@ def quantize(
       names `type`.
 
     Raises:
-      ValueError: an unknown type; an expression in `types` that no name has; importance of an
-        unknown tensor or a wrong shape; NaN, infinite or too large weights, with the tensor's
+      ValueError: an unknown type; an expression in `types` that no name has; importance of unknown
+        tensors only, or of a wrong shape; NaN, infinite or too large weights, with the tensor's
         name. jax_q4k.GGUFError, a ValueError: the decoder's tensors do not match its configuration.
         TypeError: not a Model.
     """
@@ -260,17 +262,30 @@ def _array(pieces: list[Any], kind: str, shape: tuple[int, ...]) -> QuantizedArr
 def _checked(
     importance: Importance | None, config: Config, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, np.ndarray]:
-    """Checks importance matrices; returns tensor name -> weights (k,), or (matrices, k)."""
+    """Checks importance matrices; returns tensor name -> weights (k,), or (matrices, k).
+
+    Ignores those of other models' tensors with a warning; raises ValueError if all are.
+    """
     checked: dict[str, np.ndarray] = {}
-    weights_of = importance or {}
+    weights_of, foreign = importance or {}, []
     for name, weights in weights_of.items():
         parts = [part for part in parts_of(config, name) if part in shapes]
         if any(part in weights_of and part != name for part in parts):
             parts = []
         if not parts and name not in shapes:
-            raise ValueError(f"importance names {name!r}, which is not a tensor of the model")
+            foreign.append(name)
+            continue
         for part in parts or [name]:
             checked[part] = _of_matrices(name, np.asarray(weights), shapes[part])
+    if foreign:
+        problem = f"importance names {foreign[0]!r}, which is not a tensor of the model"
+        if not checked:
+            raise ValueError(problem)
+        shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        warn(
+            f"{len(foreign)} of {len(weights_of)} entries of importance are ignored, whose "
+            f"tensors the model does not have: {shown}"
+        )
     return checked
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tracemalloc
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -29,7 +30,8 @@ def fuzz(data: bytes, count: int, seed: int, path: Path) -> Counter[str]:
         source = jq.gguf.source.Source(io.BytesIO(changed), "damaged.gguf")
         tracemalloc.start()
         try:
-            file = jq.gguf.load.load(source)
+            with warnings.catch_warnings(record=True) as warned:
+                file = jq.gguf.load.load(source)
         except jq.GGUFError as error:
             assert error.file == "damaged.gguf" and error.field and error.problem
             outcomes["refused"] += 1
@@ -40,7 +42,8 @@ def fuzz(data: bytes, count: int, seed: int, path: Path) -> Counter[str]:
         assert peak <= 2 * len(changed) + objects
         if file is not None:
             path.write_bytes(changed)
-            assert_same_as_ggufs_reader(file, path)
+            if not any("not UTF-8" in str(one.message) for one in warned):  # gguf refuses these
+                assert_same_as_ggufs_reader(file, path)
             outcomes["loaded"] += 1
     return outcomes
 

@@ -53,6 +53,28 @@ def test_loading_and_saving_changes_nothing(name, tmp_path):
     assert os.listdir(tmp_path) == ["saved.gguf"]
 
 
+@pytest.mark.parametrize("name", ["qwen2-fused", "gpt-oss-mxfp4"])
+def test_axes_of_length_one(name, tmp_path):
+    """ggml pads shapes with ones, so that files may have or lack them."""
+    file = jq.gguf.read(path(name))
+
+    def to_four(tensor):
+        return jax.tree.map(lambda part: part[(None,) * (4 - tensor.ndim)], tensor)
+
+    padded = {key: to_four(tensor) for key, tensor in file.tensors.items()}
+    jq.gguf.write(tmp_path / "padded.gguf", file.metadata, padded)
+    assert {t.ndim for t in jq.gguf.read(tmp_path / "padded.gguf").tensors.values()} == {4}
+    got = models.named_tensors(models.from_gguf(tmp_path / "padded.gguf"))
+    for key, want in models.named_tensors(model(name)).items():
+        assert got[key].shape == want.shape
+        jax.tree.map(np.testing.assert_array_equal, got[key], want)
+    key = "blk.0.attn_norm.weight"
+    two = jnp.concatenate([padded[key]] * 2)
+    jq.gguf.write(tmp_path / "two.gguf", file.metadata, padded | {key: two})
+    with pytest.raises(jq.GGUFError, match=rf"{key}': has shape \(2, 1, 1, \d+\), expected"):
+        models.from_gguf(tmp_path / "two.gguf")
+
+
 def test_value_types_of_a_file_survive(tmp_path):
     """Value types survive, even if Python's values do not distinguish them.
 

@@ -613,13 +613,6 @@ BAD = [
     ),
     (spm_metadata(token_type=np.full(259, 7)), "token_type", "is 7 for id 0, expected 0 to 6"),
     (spm_metadata(token_type=np.full(259, 2**64 - 5, np.uint64)), "token_type", "is -5 for id 0"),
-    (
-        spm_metadata(bos_token_id=259),
-        "bos_token_id",
-        "is 259, expected an id below the vocabulary's size, 259",
-    ),
-    (spm_metadata(eos_token_id=-1), "eos_token_id", "is -1"),
-    (spm_metadata(eot_token_id=2**32 - 1), "eot_token_id", "is 4294967295"),
     (spm_metadata(bos_token_id=True), "bos_token_id", "is of type bool, expected int"),
     (spm_metadata(add_bos_token=1), "add_bos_token", "is of type int, expected bool"),
     (
@@ -660,6 +653,27 @@ def test_bad_metadata(metadata: dict[str, Any], key: str, problem: str) -> None:
     with pytest.raises(jq.GGUFError) as error:
         build(metadata)
     assert str(error.value).startswith(f"model.gguf: tokenizer.ggml.{key}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "default"),
+    [
+        ("bos_token_id", 2**32 - 1, 1),
+        ("eos_token_id", 259, 2),
+        ("unknown_token_id", -1, 0),
+        ("eot_token_id", 2**32 - 1, None),
+    ],
+)
+def test_ids_beyond_the_vocabulary_count_as_missing(key, value, default) -> None:
+    want = build(spm_metadata())
+    instead = "no token is used" if default is None else f"token {default} is used"
+    problem = f"model.gguf: tokenizer.ggml.{key} is {value}, but the vocabulary has 259 tokens"
+    with pytest.warns(UserWarning, match=f"^{problem}: {instead}$") as caught:
+        got = build(spm_metadata(**{key: value}))
+    assert len(caught) == 1
+    for name in ("bos_token_id", "eos_token_id", "eos_token_ids"):
+        assert getattr(got, name) == getattr(want, name)
+    assert got.encode("hi") == want.encode("hi")
 
 
 def test_bad_chat_template() -> None:

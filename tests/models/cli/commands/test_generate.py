@@ -19,6 +19,7 @@ from support.gguf_bytes import float_entry, rewritten, text_entry
 from jax_q4k import models
 from jax_q4k.models import cli
 from jax_q4k.models.cli import options, prompts
+from jax_q4k.models.cli.output import UsageError
 from jax_q4k.models.engine.outputs import Output, Piece, Timings
 from jax_q4k.models.sampling.file_defaults import KEYS, default_sampling
 
@@ -42,6 +43,27 @@ def run(capsys: pytest.CaptureFixture[str]) -> Any:
         return code, captured.out, captured.err
 
     return run
+
+
+def test_special_tokens_in_a_prompt() -> None:
+    """--parse-special reads them as tokens, and adds no second token in front."""
+    spm = model("text-spm")
+    end = spm.tokenizer.special_tokens["eos_token"]
+    start = spm.tokenizer.special_tokens["bos_token"]
+
+    def ids(prompt: str, parse_special: bool, chat: bool = False) -> list[int]:
+        options = argparse.Namespace(
+            parse_special=parse_special, chat=chat, model="m", system=None, no_thinking=False
+        )
+        return prompts.ids_of([prompt], spm, options)[0]
+
+    want = spm.tokenizer.encode(f"sea{end}", parse_special=True)
+    assert want[-1] == spm.tokenizer.eos_token_id and want[0] == spm.tokenizer.bos_token_id
+    assert ids(f"sea{end}", True) == want
+    assert ids(f"sea{end}", False) == spm.tokenizer.encode(f"sea{end}") != want
+    assert ids(f"{start}{end}", True) == [want[0], want[-1]]
+    with pytest.raises(UsageError, match="--parse-special is for prompts without --chat"):
+        ids("sea", True, chat=True)
 
 
 @pytest.mark.slow("starts the command several times")

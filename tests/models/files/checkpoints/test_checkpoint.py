@@ -460,8 +460,8 @@ CONFIG = [
     ({"model_type": "qwen2"}, "model_type: is 'qwen2', the type of Qwen2ForCausalLM, not of Llama"),
     ({"architectures": []}, r"architectures: \[\] is not supported"),
     (
-        {"quantization_config": {"quant_method": "gptq"}},
-        "quantization_config: is 'gptq', which is not supported",
+        {"quantization_config": {"quant_method": "hqq"}},
+        "quantization_config: is 'hqq', which is not supported; supported: awq, bits",
     ),
     (
         {"auto_map": {"AutoModelForCausalLM": "them/it--modeling_x.MyLlama"}},
@@ -719,10 +719,10 @@ def test_tensors_that_do_not_fit(copy):
         r"model.safetensors: .*has shape \(32, 31\), expected \(32, 32\)",
     )
     refuse(
-        {name: np.zeros((32, 32))},
-        "has dtype F64, which is not supported; supported: F32, F16, BF16",
+        {name: np.zeros((32, 32), np.int8)},
+        "has dtype I8, which is not supported; supported: F32, F16, BF16",
     )
-    refuse({name: np.zeros((32, 32), np.int8)}, "has dtype I8, which is not supported")
+    refuse({name: np.full((32, 32), 1e39)}, "element 0 is NaN or infinite")
     refuse(
         {"model.rotary_emb.inv_freq_2": np.zeros(16, np.float32)}, "is not part of a qwen2 model"
     )
@@ -737,6 +737,18 @@ def test_tensors_that_do_not_fit(copy):
         bias = np.zeros(32, np.float16)
         bias[5] = value
         refuse({"model.layers.0.self_attn.q_proj.bias": bias}, "element 5 is NaN or infinite")
+
+
+def test_float64_tensors_are_read_as_float32(copy):
+    folder = copy("qwen2")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file({name: values.astype(np.float64) for name, values in tensors.items()}, file)
+    with models.CheckpointSource(FOLDERS / "qwen2") as want, models.CheckpointSource(folder) as got:
+        for name in want.tensors:
+            read = got.read(name)
+            assert read.dtype == np.float32
+            np.testing.assert_array_equal(read, np.asarray(want.read(name), np.float32))
 
 
 def test_float8_weights_are_refused_by_name(copy):

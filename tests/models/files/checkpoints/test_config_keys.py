@@ -198,8 +198,8 @@ def test_top_level_keys_of_a_nested_config_are_checked():
     refused(changed("qwen3vl", {"new_gate": 1}), r"config.json: new_gate: is not a known key")
     config = changed("qwen3vl", {"vocab_size": 5, "rope_theta": 7.0, "num_hidden_layers": 9})
     assert describe(config).config == describe(CASES["qwen3vl"]).config  # like transformers
-    config = changed("qwen3vl", quantization_config={"quant_method": "fp8"})
-    refused(config, "text_config.quantization_config: is 'fp8', which is not supported")
+    config = changed("qwen3vl", quantization_config={"quant_method": "hqq"})
+    refused(config, "text_config.quantization_config: is 'hqq', which is not supported")
 
 
 @pytest.mark.parametrize(

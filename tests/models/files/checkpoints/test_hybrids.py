@@ -252,8 +252,8 @@ REFUSED = [
     ("qwen3next", {"shared_expert_intermediate_size": None}, "intermediate_size: is missing"),
     (
         "qwen3next",
-        {"quantization_config": {"quant_method": "fp8"}},
-        "quantization_config: is 'fp8'",
+        {"quantization_config": {"quant_method": "hqq"}},
+        "quantization_config: is 'hqq'",
     ),
     ("gemma4", {"layer_types": [WINDOWED, LINEAR, FULL]}, "layer_types: 'linear_attention' is not"),
     ("gemma4", {"attention_bias": True}, "attention_bias: is True"),

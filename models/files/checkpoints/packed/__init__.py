@@ -1,0 +1,1 @@
+"""Decodes the weights of quantized checkpoints; one module per quantization method."""

@@ -1,0 +1,69 @@
+"""Selects the decoder of a quantized checkpoint by `quant_method` of config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from ....support.json_fields import JSONFields
+from ..safetensors import Weights
+from . import awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from .base import PackedTensor
+
+Find = Callable[[Weights, JSONFields], Iterator[PackedTensor]]
+
+METHODS: Mapping[str, Find] = {
+    "awq": awq.find,
+    "bitsandbytes": bitsandbytes.find,
+    "compressed-tensors": compressed_tensors.find,
+    "fbgemm_fp8": fp8.find,
+    "fp8": fp8.find,
+    "gptq": gptq.find,
+    "modelopt": modelopt.find,
+    "mxfp4": mxfp4.find,
+}
+_MAX_SETTINGS = 1 << 22  # bytes of hf_quant_config.json
+
+
+def method_of(settings: JSONFields) -> str:
+    """Returns the quantization method; raises CheckpointError for one that is not supported."""
+    algorithm = settings.string("quant_algo", None)  # only ModelOpt has it
+    method = settings.string("quant_method", None if algorithm is None else "modelopt")
+    if method is None and ("load_in_4bit" in settings or "load_in_8bit" in settings):
+        method = "bitsandbytes"
+    if method is None or method not in METHODS:
+        found = "an object without quant_method" if method is None else repr(method)[:100]
+        supported = ", ".join(METHODS)
+        field = settings.prefix.removesuffix(".")
+        where = JSONFields({}, settings.file)
+        where.fail(field, f"is {found}, which is not supported; supported: {supported}")
+    return method
+
+
+def settings_of(fields: JSONFields) -> JSONFields | None:
+    """Returns the settings of quantization in config.json; None if there are none."""
+    settings = fields.object("quantization_config")
+    text = fields.object("text_config")
+    if settings is None and text is not None:
+        settings = text.object("quantization_config")
+    return settings
+
+
+def settings_in(folder: Path, fields: JSONFields) -> JSONFields | None:
+    """Returns the settings in config.json, or in hf_quant_config.json of ModelOpt."""
+    settings, file = settings_of(fields), folder / "hf_quant_config.json"
+    if settings is None and file.exists():
+        settings = JSONFields.read(file, _MAX_SETTINGS).object("quantization")
+    return settings
+
+
+def packed_tensors(weights: Weights, settings: JSONFields | None) -> dict[str, PackedTensor]:
+    """Returns the packed weights of a checkpoint by name, after checking all parts' shapes."""
+    found: dict[str, PackedTensor] = {}
+    if settings is None:
+        return found
+    for tensor in METHODS[method_of(settings)](weights, settings):
+        if tensor.name in weights.stored and tensor.name not in tensor.parts:
+            weights.fail(tensor.name, f"is present in addition to {tensor.parts[0]!r}")
+        found[tensor.name] = tensor
+    return found
