@@ -168,7 +168,7 @@ def _read_dat(file: str, data: bytes, chunk_size: int) -> ImportanceMatrix:
     counts: dict[str, np.ndarray] = {}
     for index in range(integer("number of entries", 1)):
         name = text(f"name of entry {index}")
-        calls = integer(f"entry {name!r:.100}: chunks", 1)
+        calls = integer(f"entry {name!r:.100}: chunks", 0) or 1  # without a number: means
         size = integer(f"entry {name!r:.100}: size", 1)
         values = np.frombuffer(take(4 * size, f"entry {name!r:.100}"), "<f4").astype(np.float64)
         if not (values >= 0).all() or not (values <= _MAX_FLOAT32).all():
