@@ -20,17 +20,16 @@ def affine(
     values: integers (n, k). zeros: integers (n, groups), or one for all. scales: (n, groups).
     groups: group of each column, (k,).
     """
-    n, k = values.shape
+    (n, k), count = values.shape, scales.shape[1]
     columns, factors = values.astype(np.float32), scales.astype(np.float32)
-    differences = zeros.astype(np.float32) if isinstance(zeros, np.ndarray) else np.float32(zeros)
-    if k % scales.shape[1] == 0 and np.array_equal(groups, np.arange(k) // (k // scales.shape[1])):
-        columns, factors = columns.reshape(n, scales.shape[1], -1), factors[..., None]
-        differences = differences[..., None]  # broadcast along the columns of a group
+    offsets = np.broadcast_to(np.asarray(zeros, np.float32), scales.shape)
+    if k % count == 0 and np.array_equal(groups, np.arange(k) // (k // count)):
+        columns = columns.reshape(n, count, -1)  # scales broadcast along the columns of a group
+        factors, offsets = factors[..., None], offsets[..., None]
     else:
-        factors = factors[:, groups]
-        differences = differences[:, groups] if differences.ndim else differences
+        factors, offsets = factors[:, groups], offsets[:, groups]
     with np.errstate(over="ignore", invalid="ignore"):  # the caller reports what is not finite
-        columns -= differences
+        columns -= offsets
         columns *= factors
         return columns.astype(scales.dtype).reshape(n, k)
 

@@ -667,6 +667,29 @@ def test_folders_are_quantized_as_their_floats(name, tmp_path, recwarn):
     assert len(again) == (name != "fp8-tensor")  # the type in which models are released
 
 
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("gptq-4", "quantize_config.json"),
+        ("awq", "quant_config.json"),
+        ("ct-int8", "config.json"),
+    ],
+)
+def test_early_places_of_settings(name, file, tmp_path):
+    packed, floats = folder_of(CASES[name], tmp_path / "model")
+    config = json.loads((packed / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    del settings["quant_method"]
+    if name == "awq":
+        settings = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
+    if file == "config.json":
+        config["compression_config"] = settings
+    else:
+        (packed / file).write_text(json.dumps(settings))
+    (packed / "config.json").write_text(json.dumps(config))
+    assert same(packed, floats) == {}
+
+
 def test_biases_of_zeros_that_gptq_added_are_skipped(tmp_path):
     packed, _ = folder_of(CASES["gptq-4"], tmp_path / "model")
     config = json.loads((packed / "config.json").read_text()) | {"mlp_bias": False}
