@@ -83,6 +83,8 @@ def packed_tensors(weights: Weights, settings: JSONFields | None) -> dict[str, P
     if settings is None:
         return found
     for tensor in METHODS[method_of(settings)](weights, settings):
+        if 0 in tensor.shape:
+            weights.fail(tensor.parts[0], f"holds no weights: their shape is {tensor.shape}")
         if tensor.name in weights.stored and tensor.name not in tensor.parts:
             weights.fail(tensor.name, f"is present in addition to {tensor.parts[0]!r}")
         found[tensor.name] = tensor

@@ -438,6 +438,7 @@ NAN, INF = np.float16(np.nan), np.float16(np.inf)
         ("fp8-tensor", {"weight_scale": np.array(np.nan, np.float32)}, "element 0 is NaN"),
         ("fp8-tensor", {"weight": np.full((64, 96), np.nan, E4M3)}, "element 0 is NaN"),
         ("fp8-tensor", {"weight": np.ones(96, E4M3)}, "expected a matrix"),
+        ("fp8-tensor", {"weight": np.ones((64, 0), E4M3)}, r"no weights: their shape is \(64, 0\)"),
         ("ct-int8-zeros", {"weight_zero_point": np.zeros(3, np.int8)}, "zero_point': has shape"),
         ("ct-int4", {"weight_shape": None}, "weight_shape': is missing"),
         ("ct-int4", {"weight_shape": np.array([64, 104])}, "weight_packed': has shape"),
