@@ -43,7 +43,10 @@ _BESIDE_THE_DECODER = {
     "images": re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual|embed_vision)\."),
     "sound": re.compile(r"(model\.)?(audio_tower|embed_audio)\."),
 }
-_CACHE_SCALES = re.compile(r"model\.layers\.\d+\.self_attn\.([kv]_proj\.)?[kv]_scale")
+_CACHE_SCALES = re.compile(
+    r"model\.layers\.\d+\.self_attn\.(attn\.)?"
+    r"(([kv]_proj\.)?([kvq]|kv|prob_output)_(scale|zero_point)|[kv]_proj\.output_scale)"
+)
 _KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\.")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -93,7 +96,8 @@ class CheckpointSource:
             weights, packed_tensors(weights, settings_in(folder, fields))
         )
         self._decoder = self._of_the_decoder()
-        self._tied = self.description.tied and self._tie()
+        tied = self.description.tied or self._lacks_a_head()
+        self._tied = tied and self._tie()
         self._expected = expected_tensors(self.config)
         checkpoint = self.description.checkpoint
         candidates = tensor_locations.locations(self.config, checkpoint, self._decoder)
@@ -246,6 +250,13 @@ class CheckpointSource:
         ]
         self._skip(found, shared, "keys and values of layers that reuse another layer's")
         return found
+
+    def _lacks_a_head(self) -> bool:
+        """Returns whether the class has no head, as those for embeddings; warns if so."""
+        lacks = "embed_tokens.weight" in self._weights.stored and _HEAD not in self._decoder
+        if lacks:
+            warn(f"{self.name}: has no {_HEAD}, and generates with its embedding instead")
+        return lacks
 
     def _tie(self) -> bool:
         """Returns whether the embedding is the output layer of a model that config.json calls tied.

@@ -19,7 +19,7 @@ _CLASSES = tuple(c for architecture in ARCHITECTURES.values() for c in architect
 #: Keys that this package reads in addition to those that `CheckpointClass` names.
 _READ = frozenset(
     """
-    architectures auto_map model_type text_config quantization_config
+    architectures auto_map model_type text_config quantization_config compression_config
     vocab_size max_position_embeddings hidden_size num_hidden_layers intermediate_size
     num_attention_heads num_key_value_heads head_dim rms_norm_eps hidden_act hidden_activation
     layer_types sliding_window sliding_window_pattern max_window_layers use_sliding_window
@@ -39,18 +39,20 @@ _HARMLESS = frozenset(
     # Origin and types.
     """
     model_name name_or_path transformers_version transformers.js_config base_model dtype torch_dtype
-    mamba_ssm_dtype
+    mamba_ssm_dtype auto_class bf16 fp16 fp32 is_llama_config model_version neuron onnx
+    optimum_version trust_remote_code use_bfloat16
     """.split()
     # Training.
     + """
     aux_loss_alpha ep_size gradient_checkpointing layerdrop loss_type neftune_noise_alpha
-    output_router_logits pretraining_tp router_jitter_noise seq_aux
+    output_router_logits pretraining_tp router_jitter_noise seq_aux tf_legacy_loss
     """.split()
     # Return values and implementation of the transformers class.
     + """
     attn_implementation attention_softmax_in_fp32 chunk_size_feed_forward experts_implementation
-    is_decoder
-    output_attentions output_hidden_states return_dict scale_attention_softmax_in_fp32
+    dual_chunk_attention_config flash_attention is_decoder
+    output_attentions output_hidden_states output_past return_dict scale_attention_softmax_in_fp32
+    softmax_in_fp32
     tie_last_hidden_states torchscript use_cache use_flash_attention use_flash_attn use_return_dict
     """.split()
     # Classification heads.
@@ -59,7 +61,8 @@ _HARMLESS = frozenset(
     """.split()
     # Tokenizers.
     + """
-    max_seq_length max_sequence_length model_max_length prefix seq_length tokenizer_class
+    bos_token eos_token max_seq_length max_sequence_length model_max_length pad_token prefix
+    seq_length tokenizer_class tokenizer_padding_side unk_token
     """.split()
     # Generation; transformers 5 reads these only from generation_config.json.
     + """
@@ -73,7 +76,8 @@ _HARMLESS = frozenset(
     """.split()
     # Images and sound.
     + """
-    audio_config audio_ms_per_token image_seq_length language_model_only mm_tokens_per_image
+    audio_config audio_ms_per_token ignore_index image_seq_length language_model_only
+    mm_tokens_per_image
     multimodal_projector_bias projector_hidden_act spatial_merge_size vision_config
     vision_feature_layer vision_feature_select_strategy vision_soft_tokens_per_image
     """.split()
@@ -100,7 +104,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({},),
-    "compression_config": (),
+    "activation": ("swiglu", "silu"),
+    "rope_interleaved": (False,),
+    "use_moe": (False,),
     "quantization": (),
     "alibi": (False,),
     "clip_qkv": (),

@@ -253,7 +253,7 @@ def test_files(tmp_path: Path) -> None:
         (lambda data: b"\xff" * 4 + data[4:], "number of entries: is -1"),
         (lambda data: data[:4] + b"\xff\xff\xff\x7f" + data[8:], "takes 2147483647 bytes of"),
         (lambda data: data[:8] + b"\xff" + data[9:], "name of entry 0: is not UTF-8"),
-        (lambda data: data[:16] + bytes(4) + data[20:], "chunks: is 0"),
+        (lambda data: data[:16] + b"\xff" * 4 + data[20:], "chunks: is -1"),
         (lambda data: data[:24] + b"\xff" * 4 + data[28:], "finite non-negative"),
     ],
 )

@@ -22,7 +22,13 @@ METHODS: Mapping[str, Find] = {
     "modelopt": modelopt.find,
     "mxfp4": mxfp4.find,
 }
-_MAX_SETTINGS = 1 << 22  # bytes of hf_quant_config.json
+#: File of settings in folders whose config.json has none -> the object in it, and the method.
+_FILES: Mapping[str, tuple[str | None, str]] = {
+    "hf_quant_config.json": ("quantization", "modelopt"),
+    "quantize_config.json": (None, "gptq"),
+    "quant_config.json": (None, "awq"),
+}
+_MAX_SETTINGS = 1 << 22  # bytes of these files
 
 
 def method_of(settings: JSONFields) -> str:
@@ -41,8 +47,13 @@ def method_of(settings: JSONFields) -> str:
 
 
 def settings_of(fields: JSONFields) -> JSONFields | None:
-    """Returns the settings of quantization in config.json; None if there are none."""
+    """Returns the settings of quantization in config.json; None if there are none.
+
+    Early files of compressed-tensors have them at compression_config.
+    """
     settings = fields.object("quantization_config")
+    if settings is None and (early := fields.object("compression_config")) is not None:
+        settings = _with_method(early, "compressed-tensors")
     text = fields.object("text_config")
     if settings is None and text is not None:
         settings = text.object("quantization_config")
@@ -50,11 +61,20 @@ def settings_of(fields: JSONFields) -> JSONFields | None:
 
 
 def settings_in(folder: Path, fields: JSONFields) -> JSONFields | None:
-    """Returns the settings in config.json, or in hf_quant_config.json of ModelOpt."""
-    settings, file = settings_of(fields), folder / "hf_quant_config.json"
-    if settings is None and file.exists():
-        settings = JSONFields.read(file, _MAX_SETTINGS).object("quantization")
+    """Returns the settings in config.json, or in another file of the folder."""
+    settings = settings_of(fields)
+    for name, (key, method) in _FILES.items():
+        if settings is None and (folder / name).exists():
+            content = JSONFields.read(folder / name, _MAX_SETTINGS)
+            inner = content if key is None else content.object(key)
+            settings = None if inner is None else _with_method(inner, method)
     return settings
+
+
+def _with_method(settings: JSONFields, method: str) -> JSONFields:
+    """Returns settings with a default of quant_method."""
+    values = {"quant_method": method, **settings.values}
+    return JSONFields(values, settings.file, settings.prefix)
 
 
 def packed_tensors(weights: Weights, settings: JSONFields | None) -> dict[str, PackedTensor]:
@@ -63,6 +83,8 @@ def packed_tensors(weights: Weights, settings: JSONFields | None) -> dict[str, P
     if settings is None:
         return found
     for tensor in METHODS[method_of(settings)](weights, settings):
+        if 0 in tensor.shape:
+            weights.fail(tensor.parts[0], f"holds no weights: their shape is {tensor.shape}")
         if tensor.name in weights.stored and tensor.name not in tensor.parts:
             weights.fail(tensor.name, f"is present in addition to {tensor.parts[0]!r}")
         found[tensor.name] = tensor

@@ -739,6 +739,33 @@ def test_tensors_that_do_not_fit(copy):
         refuse({"model.layers.0.self_attn.q_proj.bias": bias}, "element 5 is NaN or infinite")
 
 
+def test_a_class_without_a_head(copy):
+    """Names lack "model.", and there is no lm_head, as in folders for embeddings."""
+    folder = copy("llama")
+    change(folder / "config.json", architectures=["LlamaModel"])
+    file = folder / "model.safetensors"
+    tensors = {name.removeprefix("model."): t for name, t in load_file(file).items()}
+    del tensors["lm_head.weight"]
+    save_file(tensors, file)
+    with pytest.warns(UserWarning, match="has no lm_head.weight, and generates with its embedding"):
+        got = models.from_pretrained(folder)
+    assert "output.weight" not in models.named_tensors(got)
+    ids = [[1, 5, 7]]
+    np.testing.assert_array_equal(models.embed(got, ids), models.embed(loaded("llama"), ids))
+
+
+@pytest.mark.parametrize(
+    "name", ["k_scale", "k_proj.k_scale", "v_proj.output_scale", "attn.q_scale", "kv_scale"]
+)
+def test_scales_of_caches_are_skipped(name, copy):
+    folder = copy("llama")
+    file = folder / "model.safetensors"
+    scale = {f"model.layers.0.self_attn.{name}": np.ones(1, np.float32)}
+    save_file(load_file(file) | scale, file)
+    with pytest.warns(UserWarning, match="1 tensors are skipped.*: scales of FP8 caches"):
+        assert "output.weight" in models.CheckpointSource(folder).tensors
+
+
 def test_float64_tensors_are_read_as_float32(copy):
     folder = copy("qwen2")
     file = folder / "model.safetensors"

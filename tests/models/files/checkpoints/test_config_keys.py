@@ -124,6 +124,9 @@ PUBLISHED = {
         "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
         "unsloth_fixed": True,
     },
+    "qwen3moe": {"dual_chunk_attention_config": {"chunk_size": 262144}, "use_bfloat16": False},
+    "granite": {"is_llama_config": True, "rope_interleaved": False, "tf_legacy_loss": False},
+    "mistral3": {"compression_config": None, "bos_token": "<s>", "activation": "swiglu"},
     "mixtral": {"num_experts": 8, "task_specific_params": None, "id2label": {"0": "LABEL_0"}},
 }
 

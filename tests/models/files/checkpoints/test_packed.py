@@ -438,6 +438,7 @@ NAN, INF = np.float16(np.nan), np.float16(np.inf)
         ("fp8-tensor", {"weight_scale": np.array(np.nan, np.float32)}, "element 0 is NaN"),
         ("fp8-tensor", {"weight": np.full((64, 96), np.nan, E4M3)}, "element 0 is NaN"),
         ("fp8-tensor", {"weight": np.ones(96, E4M3)}, "expected a matrix"),
+        ("fp8-tensor", {"weight": np.ones((64, 0), E4M3)}, r"no weights: their shape is \(64, 0\)"),
         ("ct-int8-zeros", {"weight_zero_point": np.zeros(3, np.int8)}, "zero_point': has shape"),
         ("ct-int4", {"weight_shape": None}, "weight_shape': is missing"),
         ("ct-int4", {"weight_shape": np.array([64, 104])}, "weight_packed': has shape"),
@@ -665,6 +666,29 @@ def test_folders_are_quantized_as_their_floats(name, tmp_path, recwarn):
         assert nmse(one * np.asarray(factor), other) <= 1e-4
     again = [str(w.message) for w in recwarn if "already quantized" in str(w.message)]
     assert len(again) == (name != "fp8-tensor")  # the type in which models are released
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("gptq-4", "quantize_config.json"),
+        ("awq", "quant_config.json"),
+        ("ct-int8", "config.json"),
+    ],
+)
+def test_early_places_of_settings(name, file, tmp_path):
+    packed, floats = folder_of(CASES[name], tmp_path / "model")
+    config = json.loads((packed / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    del settings["quant_method"]
+    if name == "awq":
+        settings = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
+    if file == "config.json":
+        config["compression_config"] = settings
+    else:
+        (packed / file).write_text(json.dumps(settings))
+    (packed / "config.json").write_text(json.dumps(config))
+    assert same(packed, floats) == {}
 
 
 def test_biases_of_zeros_that_gptq_added_are_skipped(tmp_path):
