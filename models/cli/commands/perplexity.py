@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ def add_parser(commands: Any) -> None:
         metavar="FILE",
         help="write the predictions to a file, for llama.cpp or --kl-divergence of other models",
     )
+    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
     parser.add_argument("--json", action="store_true", help="write JSON")
     parser.add_argument(
         "--activations",
@@ -79,6 +81,10 @@ def _perplexity(options: argparse.Namespace, notes: Console) -> None:
         raise UsageError("--kl-divergence needs BASE, a model, or --kl-divergence-base FILE")
     if options.base and options.base_file is not None:
         raise UsageError("give --kl-divergence BASE or --kl-divergence-base FILE, not both")
+    writes = options.base_file is not None and options.base is None
+    if writes and os.path.exists(options.base_file) and not options.force:
+        hint = "--kl-divergence compares with it, --force replaces it"
+        raise UsageError(f"{options.base_file} already exists; {hint}")
     text = read_text(options.text)
     model = load_model(options.model, notes, options.devices)
     base: Any = load_model(options.base, notes, options.devices) if options.base else None
@@ -92,7 +98,7 @@ def _perplexity(options: argparse.Namespace, notes: Console) -> None:
         try:
             if base is not None:
                 found = models.kl_divergence(model, base, text, **arguments)
-            elif options.base_file is not None:
+            elif writes:
                 found = models.save_base_logits(model, text, options.base_file, **arguments)
             else:
                 found = _score(model, text, options.context, report, notes)
@@ -100,7 +106,7 @@ def _perplexity(options: argparse.Namespace, notes: Console) -> None:
             raise UsageError(error) from error
     if base is not None:
         print(json.dumps(_comparison(found)) if options.json else _table(found))
-    elif options.base_file is not None:
+    elif writes:
         if options.json:
             print(json.dumps({"perplexity": _finite(found.value), "error": _finite(found.error)}))
         else:

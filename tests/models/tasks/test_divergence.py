@@ -273,6 +273,9 @@ def test_command_with_a_file(base_file: Path, tmp_path: Path, capsys: Any) -> No
     assert cli.main((*given, "--kl-divergence", "--json")) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["same_top"]["value"] > 0.95 and abs(found["kl_divergence"]["value"]) < 1e-4
+    assert cli.main(given) == 2 and file.read_bytes() == base_file.read_bytes()
+    hint = "already exists; --kl-divergence compares with it, --force replaces it"
+    assert hint in capsys.readouterr().err
     for more, message in (
         (
             ("--kl-divergence", "--context", "14"),
