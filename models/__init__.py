@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from . import chat, sampling, tokenizer
     from .config import Config
     from .engine.conversation import Conversation
+    from .engine.encoder_engine import EncoderEngine
     from .engine.engine import Engine, EngineClosedError, EngineStats
     from .engine.generate import generate, stream
     from .engine.outputs import Output, Piece, Timings, TokenLogprobs
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .kv_cache import recurrent_states as states
     from .network.build import named_tensors
     from .network.decoder import Decoder
+    from .network.encoder import Encoder
     from .network.flax_types import Packed
     from .runner.abstract_programs import abstract_programs
     from .runner.adapters import Adapter
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from .tasks.divergence import Divergence, Estimate, kl_divergence
     from .tasks.embeddings import embed
     from .tasks.perplexity import Score, score
+    from .tasks.rerank import Ranked, rerank
 
 __all__ = [
     "CUDA_COMPILER_OPTIONS",
@@ -55,6 +58,8 @@ __all__ = [
     "Conversation",
     "Decoder",
     "Divergence",
+    "Encoder",
+    "EncoderEngine",
     "Engine",
     "EngineClosedError",
     "EngineStats",
@@ -65,6 +70,7 @@ __all__ = [
     "PagedCache",
     "Piece",
     "Prefix",
+    "Ranked",
     "Request",
     "Sampling",
     "Score",
@@ -89,6 +95,7 @@ __all__ = [
     "quantize_file",
     "read_imatrix",
     "read_lora",
+    "rerank",
     "sampling",
     "save_gguf",
     "score",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .base import Architecture, CheckpointClass
-from .tensor_tables import ATTENTION, QK_NORMS
+from .encoder_tables import HEAD
+from .tensor_tables import ATTENTION, OUTPUT, QK_NORMS
 
 ARCHITECTURE = Architecture(
     "qwen3",
@@ -15,5 +16,6 @@ ARCHITECTURE = Architecture(
             window="use_sliding_window",
         ),
     ),
+    output=OUTPUT + HEAD[2:],  # of rerankers
     attention=ATTENTION + QK_NORMS,
 )

@@ -40,6 +40,7 @@ COMMANDS = (
     "inspect",
     "perplexity",
     "quantize",
+    "rerank",
     "serve",
 )
 

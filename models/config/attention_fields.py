@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,22 +67,25 @@ def read(
     }
     if latent is not None:
         return fields | _latent_sizes(get, latent, heads, kv_heads)
-    head_dim, rope_dim = _sizes(get, hidden_size // heads, "")
+    supported = None if kind.bidirectional else HEAD_DIMS
+    head_dim, rope_dim = _sizes(get, hidden_size // heads, "", supported)
     fields |= {"head_dim": head_dim, "rope_dim": rope_dim}
     if kind.local_heads:
-        local_dim, local_rope_dim = _sizes(get, head_dim, "_swa")
+        local_dim, local_rope_dim = _sizes(get, head_dim, "_swa", supported)
         fields |= {"local_head_dim": local_dim, "local_rope_dim": local_rope_dim}
     return fields
 
 
-def _sizes(get: Fields, default: int, suffix: str) -> tuple[int, int]:
-    """Returns head_dim and rope_dim."""
+def _sizes(
+    get: Fields, default: int, suffix: str, supported: Container[int] | None
+) -> tuple[int, int]:
+    """Returns head_dim and rope_dim; supported: possible values of head_dim, None means all."""
     integer = functools.partial(get.integer, least=1, repeated=True)
     key, value_key = f"attention.key_length{suffix}", f"attention.value_length{suffix}"
     head_dim = integer(key, default, most=_MAX_SIZE)
-    if head_dim not in HEAD_DIMS:
-        supported = ", ".join(map(str, HEAD_DIMS))
-        get.fail(key, f"a head_dim of {head_dim} is not supported; supported: {supported}")
+    if supported is not None and head_dim not in supported:
+        known = ", ".join(map(str, HEAD_DIMS))
+        get.fail(key, f"a head_dim of {head_dim} is not supported; supported: {known}")
     value_length = integer(value_key, head_dim, most=_MAX_SIZE)
     if value_length != head_dim:
         get.fail(value_key, f"{value_length} must equal the key length, {head_dim}")

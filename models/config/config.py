@@ -17,6 +17,7 @@ from ..architectures import ARCHITECTURES
 from ..architectures.base import Architecture, MixerKind
 from . import (
     attention_fields,
+    encoder_fields,
     expert_fields,
     metadata_keys,
     mixer_fields,
@@ -99,6 +100,9 @@ class Config:
     shared_kv_layers: int = 0  # number of last layers that share KV of earlier layers
     inner_sizes: tuple[int, ...] | None = None  # per layer; None means intermediate_size
     per_layer_size: int = 0  # of per-layer embeddings; 0: none
+    token_types: int = 0  # of encoders; 0: none
+    labels: int = 1  # outputs of a classification head
+    dense_size: int = 0  # inner size of the dense layers after pooling; 0: none
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -266,6 +270,7 @@ class Config:
             **_soft_caps(get, kind),
             scales=_scales(get, kind),
             experts=expert_fields.read(get, kind, layers, vocab_size, _MAX_SIZE, max(inner)),
+            **encoder_fields.read(get, kind, metadata, hidden_size),
         )
 
     def to_metadata(self) -> dict[str, Any]:
@@ -296,7 +301,11 @@ class Config:
             values["attention.shared_kv_layers"] = self.shared_kv_layers
         values |= self.kind.metadata(self)
         prefixed = {f"{self.architecture}.{key}": value for key, value in values.items()}
-        return {"general.architecture": self.architecture, **prefixed}
+        return {
+            "general.architecture": self.architecture,
+            **prefixed,
+            **encoder_fields.write(self),
+        }
 
 
 def _unsupported(architecture: Any) -> str:
@@ -349,9 +358,10 @@ def _windowed_layers(
         if len(pattern) != blocks:
             get.fail(key, f"has {len(pattern)} entries, expected one for each of {blocks} layers")
         pattern = pattern[:layers]
-    else:  # all layers but the last of every n are windowed; 0: all are
+    else:  # all layers but the last, or first, of every n are windowed; 0: all are
         n = get.integer(key, least=0, most=MAX_LAYERS)
-        pattern = tuple(n == 0 or i % n < n - 1 for i in range(layers))
+        full = 0 if kind.full_first else n - 1
+        pattern = tuple(n == 0 or i % n != full for i in range(layers))
     return None if pattern == tuple(map(kind.windowed, range(layers))) else pattern
 
 

@@ -46,6 +46,7 @@ _READERS: dict[str, Callable[..., Any]] = {
         "expert_group_used_count",
         "leading_dense_block_count",
         "attention.kv_lora_rank",
+        "attention.sliding_window",
         "attention.q_lora_rank",
         "attention.value_length_mla",
         "rope.dimension_count",
@@ -69,7 +70,12 @@ _SAME = {
 }
 
 #: `Architecture.activation` -> value of hidden_act.
-_ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "swiglu_oai": "silu"}
+_ACTIVATIONS = {
+    "silu": "silu",
+    "gelu": "gelu_pytorch_tanh",
+    "gelu_erf": "gelu",
+    "swiglu_oai": "silu",
+}
 _FULL, _WINDOWED = "full_attention", "sliding_attention"
 #: Token mixer -> value in layer_types.
 _MIXERS = {"delta": "linear_attention", "convolution": "conv"}
@@ -110,7 +116,8 @@ def describe(fields: JSONFields) -> Description:
     values |= rope.values
     prefix = f"{architecture.name}."
     metadata = {"general.architecture": architecture.name} | {
-        prefix + key: value for key, value in values.items()
+        key if key.startswith("tokenizer.") else prefix + key: value
+        for key, value in values.items()
     }
     try:
         config = Config.from_metadata(metadata, fields.file)
@@ -130,7 +137,7 @@ def describe(fields: JSONFields) -> Description:
         config=config,
         checkpoint=checkpoint,
         metadata=config.to_metadata() | metadata,
-        biases=_asked_for(fields, checkpoint.biases),
+        biases=checkpoint.held_biases + _asked_for(fields, checkpoint.biases),
         tensors=checkpoint.held + _asked_for(fields, checkpoint.tensors),
         lacking=frozenset(
             f"blk.{layer}.{tensor}"
@@ -250,7 +257,9 @@ def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
     of_type = config_keys.CLASSES_OF_TYPES.get(kind, ())
     names = fields.array("architectures", list(of_type[:1]) or REQUIRED)
     name = names[0] if len(names) == 1 else None
-    if isinstance(name, str) and name.endswith("Model"):  # the class without lm_head
+    if (
+        isinstance(name, str) and name not in known and name.endswith("Model")
+    ):  # the class without lm_head
         name = f"{name.removesuffix('Model')}ForCausalLM"
     if not isinstance(name, str) or name not in known:
         supported = ", ".join(known)

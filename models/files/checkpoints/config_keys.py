@@ -87,7 +87,7 @@ _HARMLESS = frozenset(
 #: Patterns of such keys: private names, token ids, training, multi-token prediction.
 _HARMLESS_PATTERN = re.compile(
     r"_.*|unsloth_.*|mtp_.*|initializer_.*"
-    r"|.*(_token_ids?|_token_index|dropout|_pdrop|_loss_coef|_initializer_range)"
+    r"|.*(_token_ids?|_token_index|dropout|_pdrop|dropout_prob|_loss_coef|_initializer_range)"
 )
 
 #: Key of an unsupported feature -> values that disable it.
@@ -133,6 +133,19 @@ _ROPE = frozenset(
 
 #: model_type -> classes that use it; the first is the default if `architectures` is missing.
 CLASSES_OF_TYPES: dict[str | None, tuple[str, ...]] = {
+    "bert": ("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
+    "camembert": ("CamembertModel",),
+    "modernbert": (
+        "ModernBertModel",
+        "ModernBertForMaskedLM",
+        "ModernBertForSequenceClassification",
+    ),
+    "roberta": ("RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification"),
+    "xlm-roberta": (
+        "XLMRobertaModel",
+        "XLMRobertaForMaskedLM",
+        "XLMRobertaForSequenceClassification",
+    ),
     "cohere2": ("Cohere2ForCausalLM",),
     "cohere": ("CohereForCausalLM",),
     "deepseek_v3": ("DeepseekV3ForCausalLM",),
