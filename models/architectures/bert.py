@@ -85,7 +85,7 @@ def _reranker(base: CheckpointClass, name: str, **changes: Any) -> CheckpointCla
         base,
         name=name,
         held=(*base.held, "cls", "cls.output"),
-        held_biases=("head",),
+        held_biases=("head", "labels"),
         computed=lambda fields: {**base.computed(fields), **labels(fields)},
         **changes,
     )

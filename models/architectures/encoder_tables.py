@@ -68,8 +68,8 @@ SUM_NORMS = (
 HEAD = optional(
     (
         Tensor("cls", "head.dense", "classifier.dense", "hidden hidden", bias="head"),
-        Tensor("cls.norm", "head.norm", "head.norm", "hidden", bias="norm"),
-        Tensor("cls.output", "head.output", "classifier.out_proj", "labels hidden", bias="head"),
+        Tensor("cls.norm", "head.norm", "head.norm", "hidden"),
+        Tensor("cls.output", "head.output", "classifier.out_proj", "labels hidden", bias="labels"),
     )
 )
 #: Dense layers of sentence-transformers, after pooling.

@@ -24,7 +24,7 @@ _NORMS = optional(
 ARCHITECTURE = Architecture(
     "jina-bert-v2",
     input=(WORDS, TOKEN_TYPES, EMBEDDING_NORM),
-    output=optional((Tensor("cls", "head.output", None, "labels hidden", bias="head"),)),
+    output=optional((Tensor("cls", "head.output", None, "labels hidden", bias="labels"),)),
     attention=BERT_ATTENTION,
     norms=SUM_NORMS + _NORMS,
     mlp=GATED_BERT_MLP,

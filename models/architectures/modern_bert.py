@@ -13,8 +13,10 @@ from .tensor_tables import NORMS, OUTPUT
 
 def _metadata(fields: Any) -> Mapping[str, Any]:
     """Returns metadata of a config.json."""
-    every = fields.integer("global_attn_every_n_layers", 3, least=1)
-    found = {"attention.sliding_window_pattern": every}
+    found: dict[str, Any] = {}
+    if "layer_types" not in fields:
+        every = fields.integer("global_attn_every_n_layers", 3, least=1)
+        found["attention.sliding_window_pattern"] = every
     pooling = fields.string("classifier_pooling", "cls")
     if pooling not in ("cls", "mean"):
         fields.fail("classifier_pooling", f"is {pooling[:50]!r}, expected cls or mean")
@@ -70,6 +72,7 @@ _MODERN_BERT = CheckpointClass(
         "classifier_bias": lambda _: False,
     },
     rope_by_type=True,
+    layer_types=True,
     computed=_metadata,
 )
 
@@ -85,7 +88,7 @@ ARCHITECTURE = Architecture(
             stored=(*_MODERN_BERT.stored, Stored("classifier_norm", ("cls.norm",))),
             unused=r"decoder\..*",
             held=("cls", "cls.norm", "cls.output"),
-            held_biases=("head",),
+            held_biases=("labels",),
             computed=lambda fields: {**_metadata(fields), **labels(fields)},
         ),
     ),

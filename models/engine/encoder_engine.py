@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import atexit
 import collections
+import dataclasses
 import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,8 @@ def _close_all() -> None:
         engine.close()
 
 
-class _Waiting(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Waiting:
     text: Text
     wanted: Vectors
     result: Future[np.ndarray]

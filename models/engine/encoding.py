@@ -32,7 +32,7 @@ class Text(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """What is computed of texts.
+    """Kind of vectors to compute of texts.
 
     Attributes:
       pooling: one of POOLINGS.

@@ -153,7 +153,7 @@ CLASSES_OF_TYPES: dict[str | None, tuple[str, ...]] = {
     "glm4_moe_lite": ("Glm4MoeLiteForCausalLM",),
     "gemma": ("GemmaForCausalLM",),
     "gemma2": ("Gemma2ForCausalLM",),
-    "gemma3_text": ("Gemma3ForCausalLM",),
+    "gemma3_text": ("Gemma3ForCausalLM", "Gemma3TextModel"),
     "gemma3": ("Gemma3ForConditionalGeneration",),
     "gemma4_text": ("Gemma4ForCausalLM",),
     "gemma4": ("Gemma4ForConditionalGeneration",),
