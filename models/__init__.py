@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from . import chat, sampling, tokenizer
     from .config import Config
     from .engine.conversation import Conversation
+    from .engine.encoder_engine import EncoderEngine
     from .engine.engine import Engine, EngineClosedError, EngineStats
     from .engine.generate import generate, stream
     from .engine.outputs import Output, Piece, Timings, TokenLogprobs
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .kv_cache import recurrent_states as states
     from .network.build import named_tensors
     from .network.decoder import Decoder
+    from .network.encoder import Encoder
     from .network.flax_types import Packed
     from .runner.abstract_programs import abstract_programs
     from .runner.adapters import Adapter
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from .tasks.estimates import Estimate
     from .tasks.imatrix import imatrix
     from .tasks.perplexity import Score, score
+    from .tasks.rerank import Ranked, rerank
 
 __all__ = [
     "CUDA_COMPILER_OPTIONS",
@@ -62,6 +65,8 @@ __all__ = [
     "Conversation",
     "Decoder",
     "Divergence",
+    "Encoder",
+    "EncoderEngine",
     "Engine",
     "EngineClosedError",
     "EngineStats",
@@ -74,6 +79,7 @@ __all__ = [
     "Piece",
     "Prefix",
     "QuantizationPlan",
+    "Ranked",
     "Request",
     "Sampling",
     "Score",
@@ -102,6 +108,7 @@ __all__ = [
     "quantize_file",
     "read_imatrix",
     "read_lora",
+    "rerank",
     "sampling",
     "save_base_logits",
     "save_gguf",

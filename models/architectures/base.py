@@ -46,6 +46,7 @@ class Stored:
       plain: a norm to which `norm_offset` does not apply.
       value_heads: (axis, size of a head's part). The value heads are last along this axis, and the
         value heads of one key head are adjacent.
+      skipped: rows before those of `holds`, which are not read.
       groups: size that counts groups of rows; each group has rows of all `parts`.
       parts: (GGUF tensor, size that counts its rows in a group).
     """
@@ -62,6 +63,7 @@ class Stored:
     logarithms: bool = False
     plain: bool = False
     value_heads: tuple[int, str] | None = None
+    skipped: int = 0
     groups: str = ""
     parts: tuple[tuple[str, str], ...] = ()
 
@@ -72,6 +74,10 @@ class CheckpointClass:
 
     Attributes:
       stored: tensors whose names or layouts differ from `Tensor.checkpoint`.
+      tensor_names: (regular expression, replacement) of parts of tensors' names, applied in this
+        order; then layers' names begin with model.layers.LAYER.
+      unused: regular expression of further tensors, with these names, which are not read.
+      held_biases: groups of biases that every checkpoint holds.
       interleaved_rope: rope rotates dimensions (2i, 2i + 1), as in GGUF files of the architecture.
       interleave_key: boolean key of config.json that may say otherwise.
       required: keys of config.json that this class requires and others do not.
@@ -114,6 +120,9 @@ class CheckpointClass:
 
     name: str
     stored: tuple[Stored, ...] = ()
+    tensor_names: tuple[tuple[str, str], ...] = ()
+    unused: str = ""
+    held_biases: tuple[str, ...] = ()
     interleaved_rope: bool = False
     interleave_key: str | None = None
     required: tuple[str, ...] = ("num_key_value_heads",)
@@ -219,6 +228,13 @@ class Architecture:
       embedding_scale: maps the config to the factor of embeddings; None means 1.
       attention_scale: maps the config to the factor of scores if metadata has none; None means
         head_dim ** -0.5.
+      bidirectional: tokens attend to those after them, too: an encoder, which makes embeddings and
+        no text. A window is symmetric, half of it on either side.
+      alibi: exponent of the smallest slope of ALiBi (https://arxiv.org/abs/2108.12409), which
+        subtracts slope * distance from scores; 0: none.
+      full_first: if `attention.sliding_window_pattern` is a number n, the first of every n layers
+        has full attention, instead of the last.
+      head_activation, head_pooling: activation and pooling of the classification head of rerankers.
       routing: routing of MoE layers.
       metadata: maps the config to further metadata of files, with keys relative to the name.
       norm_offset: added to the norm weights of checkpoints.
@@ -262,6 +278,11 @@ class Architecture:
     logit_scale: Callable[[float], float] | None = None
     embedding_scale: Callable[[Any], float] | None = None
     attention_scale: Callable[[Any], float] | None = None
+    bidirectional: bool = False
+    alibi: float = 0.0
+    full_first: bool = False
+    head_activation: str = "tanh"
+    head_pooling: str = "cls"
     routing: Routing = Routing()
     metadata: Callable[[Any], Mapping[str, Any]] = lambda config: {}
     norm_offset: float = 0.0

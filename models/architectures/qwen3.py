@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .base import Architecture, CheckpointClass
+from .encoder_tables import HEAD
 from .layer_types import after_full_layers
-from .tensor_tables import ATTENTION, QK_NORMS
+from .tensor_tables import ATTENTION, OUTPUT, QK_NORMS
 
 ARCHITECTURE = Architecture(
     "qwen3",
@@ -18,5 +19,6 @@ ARCHITECTURE = Architecture(
             windowed=after_full_layers,
         ),
     ),
+    output=OUTPUT + HEAD[2:],  # of rerankers
     attention=ATTENTION + QK_NORMS,
 )

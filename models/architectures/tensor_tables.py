@@ -49,7 +49,7 @@ class Tensor:
     @property
     def is_norm(self) -> bool:
         """Whether it is the weight of a norm, which has its own module class."""
-        return self.gguf.rstrip("_12").endswith("_norm")
+        return self.gguf.rstrip("_12").endswith(("_norm", ".norm"))
 
     @property
     def is_matrix(self) -> bool:
@@ -69,7 +69,7 @@ def optional(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 #: Groups of biases that files of any architecture may hold.
-OPTIONAL_BIASES = ("qkv", "attention_output", "mlp", "output", "convolution")
+OPTIONAL_BIASES = ("qkv", "attention_output", "mlp", "output", "convolution", "head", "labels")
 
 #: Suffixes of scales that any matrix may have, float32 (1,) or (experts,), as in NVFP4 files: the
 #: factor of its products, and the scale of calibrated activations, which products ignore.

@@ -44,6 +44,7 @@ COMMANDS = (
     "merge",
     "perplexity",
     "quantize",
+    "rerank",
     "serve",
     "split",
     "tokenize",

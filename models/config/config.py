@@ -17,6 +17,7 @@ from ..architectures import ARCHITECTURES
 from ..architectures.base import MAX_LAYERS, NO_CAP, Architecture, MixerKind
 from . import (
     attention_fields,
+    encoder_fields,
     expert_fields,
     layer_patterns,
     metadata_keys,
@@ -100,6 +101,9 @@ class Config:
     shared_kv_layers: int = 0  # number of last layers that share KV of earlier layers
     inner_sizes: tuple[int, ...] | None = None  # per layer; None means intermediate_size
     per_layer_size: int = 0  # of per-layer embeddings; 0: none
+    token_types: int = 0  # of encoders; 0: none
+    labels: int = 1  # outputs of a classification head
+    dense_size: int = 0  # inner size of the dense layers after pooling; 0: none
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -282,6 +286,7 @@ class Config:
             experts=expert_fields.read(
                 get, Fields(metadata, file), kind, layers, vocab_size, _MAX_SIZE, max(inner)
             ),
+            **encoder_fields.read(get, kind, metadata, hidden_size),
         )
         rotated = layer_patterns.rotated(get, layers, blocks)
         if rotated is None or rotated == config.rotated_by_layer:
@@ -315,7 +320,7 @@ class Config:
             values["attention.shared_kv_layers"] = self.shared_kv_layers
         values |= self.kind.metadata(self)
         prefixed = {f"{self.architecture}.{key}": value for key, value in values.items()}
-        own = expert_fields.own_keys(self.experts)
+        own = expert_fields.own_keys(self.experts) | encoder_fields.write(self)
         return {"general.architecture": self.architecture, **prefixed, **own}
 
 

@@ -45,9 +45,10 @@ def windowed(get: Fields, kind: Architecture, layers: int, blocks: int) -> Patte
         return _pattern(get, WINDOWED, layers, blocks) if is_pattern else None
     if is_pattern:
         pattern = _pattern(get, WINDOWED, layers, blocks)
-    else:  # all layers but the last of every n are windowed; 0: all are
+    else:  # all layers but the last, or first, of every n are windowed; 0: all are
         n = get.integer(WINDOWED, least=0, most=MAX_LAYERS)
-        pattern = tuple(n == 0 or i % n < n - 1 for i in range(layers))
+        full = 0 if kind.full_first else n - 1
+        pattern = tuple(n == 0 or i % n != full for i in range(layers))
     return None if pattern == windowed_by_default(kind, layers) else pattern
 
 

@@ -30,6 +30,8 @@ _READ = frozenset(
     expert_count expert_used_count expert_feed_forward_length expert_shared_feed_forward_length
     expert_shared_count expert_gating_func expert_group_count expert_group_used_count
     expert_weights_norm expert_weights_scale
+    classifier.output_labels
+    dense_2_feat_in dense_2_feat_out dense_3_feat_in dense_3_feat_out
     rope.dimension_count rope.dimension_count_swa rope.freq_base rope.freq_base_swa
     rope.rotated_layers
     rope.scale_linear rope.scaling.type rope.scaling.factor rope.scaling.attn_factor
@@ -42,7 +44,7 @@ _READ = frozenset(
 #: Keys that never change the logits of text.
 _HARMLESS = frozenset(
     """
-    classifier.output_labels decoder_start_token_id n_deepstack_layers pooling_type
+    classifier.pooling_type decoder_start_token_id n_deepstack_layers pooling_type
     rope.dimension_sections tensor_data_layout
     """.split()
 )
@@ -93,6 +95,8 @@ def _check_magnitude(get: Fields) -> None:
 def _of_kind(kind: Architecture) -> dict[str, tuple[Any, ...]]:
     """Returns the keys that only other architectures support, with their neutral values."""
     neutral: dict[str, tuple[Any, ...]] = {}
+    if kind.bidirectional:
+        neutral["attention.causal"] = (False,)
     if not kind.yarn_keys:
         neutral["rope.scaling.yarn_beta_fast"] = (32,)
         neutral["rope.scaling.yarn_beta_slow"] = (1,)

@@ -13,7 +13,7 @@ _TYPES = {
     "reads text alone",
 }
 
-_EMBEDS = "is an encoder that makes embeddings; encoders do not run here, but decoders can embed"
+_EMBEDS = "is an encoder of a kind that is not supported"
 _DIFFUSES = "is a diffusion model, which does not generate text token by token"
 
 #: `general.architecture` -> likewise.
@@ -26,15 +26,10 @@ _ARCHITECTURES = {
     "t5encoder": _EMBEDS,
     **dict.fromkeys(
         (
-            "bert",
             "eurobert",
-            "gemma-embedding",
-            "jina-bert-v2",
             "jina-bert-v3",
             "llama-embed",
-            "modern-bert",
             "neo-bert",
-            "nomic-bert",
             "nomic-bert-moe",
         ),
         _EMBEDS,

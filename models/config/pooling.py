@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from .config import Config
+
 #: Poolings of a text's hidden states; "none" keeps one vector per token.
 POOLINGS = ("mean", "last", "cls", "none")
 #: Pooling of files without the key.
@@ -56,3 +58,11 @@ def pooling_of(metadata: Mapping[str, Any], architecture: str) -> str:
 def normalizes(metadata: Mapping[str, Any]) -> bool:
     """Returns whether the file asks for embeddings of length 1."""
     return metadata.get(NORMALIZE) is True
+
+
+def head_pooling_of(metadata: Mapping[str, Any], config: Config) -> str:
+    """Returns the pooling before the classification head: "cls" or "mean", of decoders "last"."""
+    if not config.kind.bidirectional:
+        return "last"
+    value: Any = metadata.get(f"{config.architecture}.classifier.pooling_type")
+    return {1: "mean", 2: "cls"}.get(value, config.kind.head_pooling)

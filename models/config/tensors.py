@@ -83,6 +83,11 @@ def sizes(config: Config, layer: int | None) -> dict[str, int]:
         "per_layer": config.per_layer_size,
         "per_layer*layers": config.per_layer_size * config.num_layers,
         "one": 1,
+        "later_layer": int(at > 0),
+        "context": config.context_length,
+        "token_types": config.token_types,
+        "labels": config.labels,
+        "dense": config.dense_size,
     }
     if (delta := config.delta) is not None:
         lengths |= {
@@ -119,7 +124,8 @@ def table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
     for i in range(config.num_layers):
         for tensor in layer_tensors(config, i):
             yield tensor, f"blk.{i}.", f"model.layers.{i}.", i
-    yield from ((tensor, "", "", None) for tensor in kind.output)
+    held = (tensor for tensor in kind.output if _exists(tensor, lengths))
+    yield from ((tensor, "", "", None) for tensor in held)
 
 
 class Expected(NamedTuple):
@@ -155,7 +161,7 @@ def expected_tensors(config: Config) -> dict[str, Expected]:
             split = 0 if tensor.split == 0 else None  # with columns split, added after the sum
             expected[f"{gguf}{tensor.gguf}.bias"] = Expected(
                 shape[:-1] or shape,
-                tensor.bias in biases,
+                tensor.required and tensor.bias in biases,
                 split,
                 tensor,
                 "bias",

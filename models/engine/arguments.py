@@ -122,6 +122,7 @@ def check_request(
 
     Raises TypeError for another type of `shift`, ValueError for other problems.
     """
+    model.check_generates()
     if shift is not None and not isinstance(shift, ContextShift):
         found = f"shift is of type {type(shift).__name__}"
         raise TypeError(f"{found}; it must be a ContextShift or None")

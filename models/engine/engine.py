@@ -178,6 +178,10 @@ class Engine:
         """
         if not isinstance(model, Model):
             raise TypeError(f"model is of type {type(model).__name__}; it must be a Model")
+        if model.config.kind.bidirectional:
+            raise ValueError(
+                f"model is an encoder, {model.config.architecture}; EncoderEngine runs it"
+            )
         self.model = model
         dtype = page_dtype(cache_dtype, "cache_dtype")
         context = _checked(max_context, "max_context", model.config.context_length)

@@ -16,14 +16,17 @@ from ..config import Config, rope
 from ..config.tensors import float_array, layer_tensors, table
 from . import flax_types
 from .decoder import Decoder, RopeDivisors
+from .encoder import Encoder
 from .layers import (
     MLP,
     Attention,
     DecoderLayer,
+    Dense,
     DenseBesideExperts,
     ExpertLinear,
     Experts,
     GatedDeltaNet,
+    Head,
     LatentAttention,
     LayerNorm,
     Linear,
@@ -79,14 +82,23 @@ def build(
     )
     if rope_frequencies is None:
         rope_frequencies = [jax.device_put(f) for f in rope.tables(config.ropes, tensors)]
-    return Decoder(
-        config,
-        **top[""],
-        layers=nnx.List(list(layers)),
-        rope_frequencies=nnx.List([nnx.Variable(f) for f in rope_frequencies]),
-        rope_divisors=RopeDivisors(**top["rope_divisors"]),
-        per_layer=PerLayerEmbedding(**top["per_layer"]) if "per_layer" in top else None,
-    )
+    found = top.get("head", {})
+    common: dict[str, Any] = {
+        "layers": nnx.List(list(layers)),
+        "rope_frequencies": nnx.List([nnx.Variable(f) for f in rope_frequencies]),
+        "rope_divisors": RopeDivisors(**top.get("rope_divisors", {})),
+        "head": Head(**found, activation=config.kind.head_activation) if _any(found) else None,
+    }
+    if config.kind.bidirectional:
+        dense = top.get("dense", {})
+        parts = {"norm": None, **top[""], "dense": Dense(**dense) if _any(dense) else None}
+        return Encoder(config, **parts, **common, output=None)
+    per_layer = PerLayerEmbedding(**top["per_layer"]) if "per_layer" in top else None
+    return Decoder(config, **top[""], **common, per_layer=per_layer)
+
+
+def _any(modules: Mapping[str, Any]) -> bool:
+    return any(module is not None for module in modules.values())
 
 
 def _layer(config: Config, i: int, parts: dict[str, dict[str, Any]]) -> DecoderLayer:

@@ -25,6 +25,7 @@ from .layers import (
     Chunk,
     DecoderLayer,
     Fresh,
+    Head,
     LayerCache,
     Linear,
     Norm,
@@ -59,6 +60,7 @@ class Decoder(nnx.Module):
         frequencies in long contexts, these come last.
       rope_divisors: divisors that `rope_frequencies` include; kept for saving.
       per_layer: per-layer embeddings; None if absent.
+      head: classification head of a reranker; None if absent.
     """
 
     config: Config
@@ -69,6 +71,7 @@ class Decoder(nnx.Module):
     rope_frequencies: nnx.List[nnx.Variable[Array]]
     rope_divisors: RopeDivisors
     per_layer: PerLayerEmbedding | None = None
+    head: Head | None = None
 
     def __call__(self, tokens: Array, lengths: Array | None = None) -> Array:
         """Full causal pass: tokens (batch, time) int32 -> logits (batch, time, vocab_size) float32.
@@ -320,7 +323,7 @@ class Decoder(nnx.Module):
         x = self.embedded(tokens) if given is None else given
         parts = None if self.per_layer is None else self.per_layer(tokens, x)
         # projections whose weights each layer's last kernel prefetches
-        prefetch = [layer.first for layer in list(self.layers)[1:]] + [[self._output]]
+        prefetch = [layer.first for layer in list(self.layers)[1:]] + [self._following]
         for i, layer in enumerate(self.layers):
             rotation, source = rotations[config.rope_of(i)], config.kv_layer_of(i)
             before = (
@@ -367,6 +370,11 @@ class Decoder(nnx.Module):
     def _output(self) -> Linear:
         """Projection of hidden states to logits."""
         return self.output or Linear(self.embedding.get_value())
+
+    @property
+    def _following(self) -> Sequence[Linear]:
+        """Projections after the last layer."""
+        return [self._output]
 
     def logits(self, x: Array) -> Array:
         """Returns logits float32 (..., vocab_size) of hidden states (..., hidden_size)."""

@@ -131,6 +131,7 @@ class Model:
           TypeError: `tokens` are not integers, or are traced. ValueError: not two axes, more tokens
             than the context, or an id outside the vocabulary.
         """
+        self.check_generates()
         if isinstance(tokens, jax.core.Tracer):
             raise TypeError(
                 "tokens is traced; inside a program call model.decoder(weights)(tokens)"
@@ -220,6 +221,19 @@ class Model:
         if self.tokenizer is None:
             return None
         return Grammars(self.tokenizer, self.config.vocab_size)
+
+    def check_generates(self) -> None:
+        """Raises ValueError for an encoder, which generates no text."""
+        if self.config.kind.bidirectional:
+            raise ValueError(
+                f"the model is an encoder, {self.config.architecture}: it makes embeddings "
+                "(models.embed), and no text"
+            )
+
+    @functools.cached_property
+    def has_head(self) -> bool:
+        """Whether the model has a reranker's classification head."""
+        return self.decoder().head is not None
 
     @functools.cached_property
     def weight_bytes(self) -> int:

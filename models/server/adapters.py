@@ -37,7 +37,7 @@ class UnloadAdapter(msgspec.Struct, kw_only=True):
 async def load(request: Request) -> Response:
     """Loads an adapter from the server's folder."""
     service: Service = request.app.state.service
-    folder, engine = _folder(service), service.ready()
+    folder, engine = _folder(service), service.generator()
     body, ignored = await bodies.read(request, LoadAdapter, service.settings)
     if body.lora_name == service.settings.name:
         raise ApiError(400, "lora_name is the name of the model", param="lora_name")
@@ -59,7 +59,7 @@ async def unload(request: Request) -> Response:
     """Makes an adapter's name unknown; running requests keep it."""
     service: Service = request.app.state.service
     _folder(service)
-    engine = service.ready()
+    engine = service.generator()
     body, ignored = await bodies.read(request, UnloadAdapter, service.settings)
     try:
         with failures():

@@ -30,7 +30,7 @@ class Answers:
 
     def __init__(self, service: Service) -> None:
         """Takes a place; raises ApiError if there is none, or nothing can be served."""
-        self.engine = service.ready()
+        self.engine = service.generator()
         self._service, self._places = service, 0
         self._counted = 0  # requests whose end is in the metrics
         self._requests: list[Request] = []
@@ -91,10 +91,13 @@ class Answers:
                 self._count(request.result(0))
         return [request.result(0) for request in requests]
 
-    async def embeddings(self, texts: Sequence[list[int]]) -> list[np.ndarray]:
+    async def embeddings(
+        self, texts: Sequence[list[int]], pooling: str | None, *, normalize: bool
+    ) -> list[np.ndarray]:
         """Returns the embedding of each text, as many at a time as the engine has rows.
 
-        All take one place: they are short, and other requests run between them.
+        All take one place: they are short, and other requests run between them. pooling: None
+        means the model's.
         """
         found: list[np.ndarray] = []
         most = self.engine.stats().max_rows
@@ -102,7 +105,9 @@ class Answers:
             try:
                 with failures():
                     for text in texts[first : first + most]:
-                        request = self.engine.submit_embedding(text, normalize=True)
+                        request = self.engine.submit_embedding(
+                            text, pooling=pooling, normalize=normalize
+                        )
                         self._requests.append(request)
             except (ValueError, TypeError) as error:
                 raise ApiError(400, str(error), param="input") from None

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..engine.encoder_engine import EncoderEngine
 from ..engine.engine import Engine
 from . import (
     adapters,
@@ -21,6 +22,7 @@ from . import (
     messages,
     openapi,
     page,
+    rerank,
     responses,
     status,
     tokens,
@@ -31,13 +33,15 @@ from .service import Service
 from .settings import Settings
 
 #: Beginnings of paths that are also served without /v1, or with it, as llama-server does.
-_ALIASED = ("/v1/chat/", "/v1/responses", "/v1/models", "/health")
+_ALIASED = ("/v1/chat/", "/v1/responses", "/v1/models", "/v1/rerank", "/health")
 
 #: Status of requests whose client left; nobody gets it, but the log has it.
 CLIENT_LEFT = 499
 
 
-def app(engine: Engine | None = None, settings: Settings | None = None, **fields: Any) -> Starlette:
+def app(
+    engine: Engine | EncoderEngine | None = None, settings: Settings | None = None, **fields: Any
+) -> Starlette:
     """Returns an ASGI application that serves an engine.
 
     Args:
@@ -56,6 +60,7 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
         Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/v1/responses/input_tokens", responses.count_tokens, methods=["POST"]),
         Route("/v1/embeddings", embeddings.create, methods=["POST"]),
+        Route("/v1/rerank", rerank.create, methods=["POST"]),
         Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
         Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
         Route("/v1/models", status.models, methods=["GET"]),

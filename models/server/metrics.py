@@ -14,6 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from ..engine.encoder_engine import EncoderEngine
 from ..engine.engine import Engine
 from ..engine.outputs import FinishReason, Output
 
@@ -58,7 +59,7 @@ class Metrics:
         for reason in ("queue_full", "invalid_api_key"):
             self._rejected.labels(reason)
 
-    def watch(self, engine: Engine) -> None:
+    def watch(self, engine: Engine | EncoderEngine) -> None:
         """Adds an engine's state."""
         self.registry.register(_OfEngine(engine))
 
@@ -88,7 +89,7 @@ class Metrics:
 class _OfEngine(Collector):
     """Reads an engine's state for every scrape."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine | EncoderEngine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:

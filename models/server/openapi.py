@@ -11,7 +11,16 @@ from starlette.responses import Response
 
 import jax_q4k
 
-from . import adapters, chat_completions, completions, embeddings, messages, responses, tokens
+from . import (
+    adapters,
+    chat_completions,
+    completions,
+    embeddings,
+    messages,
+    rerank,
+    responses,
+    tokens,
+)
 from .errors import json_response
 
 #: Path -> (what it does, type of its body).
@@ -23,6 +32,7 @@ POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     ),
     "/v1/completions": ("Continues texts", completions.Completion),
     "/v1/embeddings": ("Computes embeddings of texts", embeddings.Embeddings),
+    "/v1/rerank": ("Ranks documents by their relevance for a query", rerank.Rerank),
     "/v1/messages": ("Answers a conversation, in Anthropic's API", messages.Message),
     "/v1/messages/count_tokens": ("Counts the tokens of a prompt", messages.Conversation),
     "/v1/responses": ("Answers a conversation, in the Responses API", responses.CreateResponse),

@@ -19,6 +19,7 @@ import jax
 import uvicorn
 from starlette.applications import Starlette
 
+from ..engine.encoder_engine import EncoderEngine
 from ..engine.engine import Engine
 from ..runner.model import Model
 from .application import app
@@ -49,10 +50,10 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         application: Starlette,
-        load: Callable[[], Engine],
+        load: Callable[[], Engine | EncoderEngine],
         *,
         drain: float,
-        on_ready: Callable[[Engine], object],
+        on_ready: Callable[[Engine | EncoderEngine], object],
         on_failure: Callable[[Exception], object],
     ) -> None:
         """Prepares serving.
@@ -154,11 +155,18 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=128)
 
 
-def described(engine: Engine, name: str, host: str, port: int) -> list[str]:
+def described(engine: Engine | EncoderEngine, name: str, host: str, port: int) -> list[str]:
     """Returns lines that say what is served where, and an example."""
     stats = engine.stats()
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}"
+    if isinstance(engine, EncoderEngine):
+        what = "embeddings and rankings" if engine.model.has_head else "embeddings"
+        return [
+            f"{name} at {url}: {what}, context {stats.max_context}",
+            f"curl {url}/v1/embeddings -H 'Content-Type: application/json' "
+            f"-d '{json.dumps({'input': 'Hello'})}'",
+        ]
     adapters = f", adapters: {', '.join(engine.adapters)}" if engine.adapters else ""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
     return [
@@ -168,8 +176,16 @@ def described(engine: Engine, name: str, host: str, port: int) -> list[str]:
     ]
 
 
+def _engine_of(model: Model | Engine | EncoderEngine) -> Engine | EncoderEngine:
+    if not isinstance(model, Model):
+        return model
+    if model.config.kind.bidirectional:
+        return EncoderEngine(model)
+    return Engine(model, constraints=True)
+
+
 def serve(
-    model: Model | Engine,
+    model: Model | Engine | EncoderEngine,
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
@@ -203,15 +219,15 @@ def serve(
     settings = dataclasses.replace(settings or Settings(), **fields).serving_at(host, open=open)
     served = model if isinstance(model, Model) else model.model
     if served.spans_processes and jax.process_index():
-        with model if isinstance(model, Engine) else Engine(model, constraints=True):
+        with _engine_of(model):
             return DRAINED
     listening, errors = listen(host, port), list[Exception]()
     port = listening.getsockname()[1]
 
-    def load() -> Engine:
-        return model if isinstance(model, Engine) else Engine(model, constraints=True)
+    def load() -> Engine | EncoderEngine:
+        return _engine_of(model)
 
-    def say(engine: Engine) -> None:
+    def say(engine: Engine | EncoderEngine) -> None:
         lines = described(engine, settings.name, host, port)
         print(*lines, sep="\n", file=sys.stderr)
 

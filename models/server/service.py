@@ -10,6 +10,7 @@ from typing import Any
 
 from ..chat import ChatTemplateError
 from ..chat.output import AnswerFormat
+from ..engine.encoder_engine import EncoderEngine
 from ..engine.engine import Engine
 from ..sampling.file_defaults import USUAL, default_sampling
 from ..tokenizer import Tokenizer
@@ -44,21 +45,21 @@ class Service:
       probe: generates a token for those that ask whether the engine does; None before the first.
     """
 
-    def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
+    def __init__(self, settings: Settings, engine: Engine | EncoderEngine | None = None) -> None:
         self.settings, self.created = settings, int(time.time())
         self.is_draining = False
         self.loading = asyncio.Lock()
         self.rendering = ThreadPoolExecutor(_RENDERING, "jax-q4k-template")
         self.compiling = ThreadPoolExecutor(_COMPILING, "jax-q4k-grammar")
         self.probe: asyncio.Future[None] | None = None
-        self.engine: Engine | None = None
+        self.engine: Engine | EncoderEngine | None = None
         self.places, self.metrics = Places(settings.queue), Metrics()
         self.defaults: dict[str, Any] = dict(USUAL)
         self.format, self.most_bytes = AnswerFormat(), 0
         if engine is not None:
             self.start(engine)
 
-    def start(self, engine: Engine) -> None:
+    def start(self, engine: Engine | EncoderEngine) -> None:
         """Begins to serve an engine."""
         self.places.count = self.settings.queue + engine.stats().max_rows
         try:
@@ -67,7 +68,8 @@ class Service:
             logger.warning("The file's default sampling parameters are ignored: %s", error)
         if (tokenizer := engine.model.tokenizer) is not None:
             try:
-                self.format = AnswerFormat.of(tokenizer)
+                if isinstance(engine, Engine):
+                    self.format = AnswerFormat.of(tokenizer)
             except ChatTemplateError as error:
                 logger.warning("Tool calls and thoughts are not read: %s", error)
             self.most_bytes = engine.stats().max_context * tokenizer.longest_token
@@ -83,12 +85,22 @@ class Service:
             return "the server is shutting down"
         return None if self.engine.is_open else "the engine has failed"
 
-    def ready(self) -> Engine:
+    def ready(self) -> Engine | EncoderEngine:
         """Returns the engine; raises ApiError 503 if requests cannot be served."""
         if self.problem is not None:
             raise unavailable(self.problem)
         assert self.engine is not None
         return self.engine
+
+    def generator(self) -> Engine:
+        """Like `ready`, but raises ApiError 400 for an encoder, which generates no text."""
+        engine = self.ready()
+        if isinstance(engine, EncoderEngine):
+            message = (
+                "the model is an encoder: it serves /v1/embeddings and /v1/rerank, and no text"
+            )
+            raise ApiError(400, message)
+        return engine
 
     def tokenizer(self) -> Tokenizer:
         """Returns the model's tokenizer; raises ApiError if it has none."""

@@ -30,7 +30,7 @@ async def health(request: Request) -> Response:
     service.ready()
     if request.query_params.get("generate") in ("1", "true"):
         if service.probe is None or service.probe.done():
-            service.probe = asyncio.ensure_future(_probe(service.ready()))
+            service.probe = asyncio.ensure_future(_probe(service.generator()))
         await asyncio.shield(service.probe)  # which others may await, too
     return json_response({"status": "ok"})
 

@@ -1,20 +1,17 @@
-"""Computes text embeddings: pooled hidden states after a decoder's final norm."""
+"""Computes text embeddings: pooled vectors of a decoder's or an encoder's last norm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..engine.arguments import embedding_rows, embedding_settings
+from ..engine.encoding import Text, Vectors, batches, encoded
 from ..engine.generate import embeddings
 from ..engine.prompt_results import vectors_of
 from ..runner.model import Model
-
-#: Tokens per batch, padding included; a longer text is a batch of its own.
-TOKENS = 4096
-MAX_ROWS = 64
 
 
 def embed(
@@ -28,7 +25,8 @@ def embed(
     """Computes embeddings of texts, float32 (rows, hidden_size), from the final norm's output.
 
     Embeddings do not depend on the other texts of a batch, except for rounding. BOS and EOS are
-    added as the model's file asks, and are pooled like other tokens.
+    added as the model's file asks, and are pooled like other tokens. The model is a decoder, or an
+    encoder such as BERT.
 
     Args:
       texts: a text, a sequence of token ids, or a list of either kind with any lengths.
@@ -51,19 +49,38 @@ def embed(
     """
     pooling, normalize = embedding_settings(model, pooling, normalize)
     rows, single = embedding_rows(model, texts, model.config.context_length)
+    found = vectors_of_rows(model, [Text(ids) for ids in rows], pooling, normalize, progress)
+    if single:
+        return found[0]
+    return found if pooling == "none" else np.stack(found)
+
+
+def vectors_of_rows(
+    model: Model,
+    rows: list[Text],
+    pooling: str,
+    normalize: bool,
+    progress: Callable[[int, int], object] | None = None,
+    *,
+    dense: bool = True,
+) -> list[np.ndarray]:
+    """Computes the vectors of texts given as ids, in batches; see `embed`.
+
+    dense: whether dense layers after pooling apply.
+    """
+    if model.config.kind.bidirectional:
+        return encoded(model, rows, Vectors(pooling, normalize, dense), progress)
     found: list[Any] = [None] * len(rows)
     done = 0
-    for batch in _batches(model, rows):
-        empty = [vectors_of(len(rows[i]), pooling, normalize) for i in batch]
-        vectors = embeddings(model, [rows[i] for i in batch], empty)
+    for batch in batches(model, [len(row.ids) for row in rows]):
+        empty = [vectors_of(len(rows[i].ids), pooling, normalize) for i in batch]
+        vectors = embeddings(model, [rows[i].ids for i in batch], empty)
         for i, vector in zip(batch, vectors, strict=True):
             found[i] = vector
         done += len(batch)
         if progress is not None:
             progress(done, len(rows))
-    if single:
-        return found[0]
-    return found if pooling == "none" else np.stack(found)
+    return found
 
 
 def numbers(vector: np.ndarray) -> list[Any]:
@@ -71,12 +88,3 @@ def numbers(vector: np.ndarray) -> list[Any]:
     if vector.ndim > 1:
         return [numbers(row) for row in vector]
     return [float(f"{x:.9g}") for x in vector.tolist()]
-
-
-def _batches(model: Model, rows: list[np.ndarray]) -> Iterator[list[int]]:
-    """Yields batches of texts as lists of indices, by descending number of tokens."""
-    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-    while order:
-        count = min(max(TOKENS // model.padded_length(len(rows[order[0]])), 1), MAX_ROWS)
-        yield order[:count]
-        order = order[count:]

@@ -1,8 +1,9 @@
 """Builds tokenizers from GGUF metadata, or from the tokenizer.json of checkpoint folders.
 
-`tokenizer.ggml.model` may be "llama" (SentencePiece with scores), "gpt2" (byte-level BPE) or
-"gemma4" (BPE of raw UTF-8); ids equal llama.cpp's for the same text and flags. A tokenizer.json is
-read by the `tokenizers` library; `metadata_from_json` converts it to GGUF metadata where possible.
+`tokenizer.ggml.model` may be "llama" (SentencePiece with scores), "gpt2" (byte-level BPE),
+"gemma4" (BPE of raw UTF-8), "bert" (WordPiece) or "t5" (SentencePiece's Unigram); ids equal
+llama.cpp's for the same text and flags. A tokenizer.json is read by the `tokenizers` library;
+`metadata_from_json` converts it to GGUF metadata where possible.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Encodes texts with a GGUF vocabulary, using the BPE of the `tokenizers` library."""
+"""Encodes texts with a GGUF vocabulary, using the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, models, pre_tokenizers
+from gguf.constants import TokenType
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from jax_q4k import GGUFError
 
@@ -117,6 +118,8 @@ def build(vocabulary: GGUFVocabulary) -> TextEncoder:
     """Builds the encoder of a vocabulary that `check` has accepted."""
     if vocabulary.model == "llama":
         return sentencepiece(vocabulary)
+    if vocabulary.model in ("bert", "t5"):
+        return wordpiece(vocabulary) if vocabulary.model == "bert" else unigram(vocabulary)
     return raw_utf8(vocabulary) if vocabulary.raw else byte_level(vocabulary)
 
 
@@ -194,6 +197,62 @@ def sentencepiece(vocabulary: GGUFVocabulary) -> TextEncoder:
         if not parts:
             return found
         return [part for i in found for part in parts.get(i, (i,))]
+
+    return encode
+
+
+def wordpiece(vocabulary: GGUFVocabulary) -> TextEncoder:
+    """Builds a WordPiece encoder: words are split into the longest tokens from the left.
+
+    Words of more than 100 characters are unknown, as for the models' own tokenizers.
+    """
+    unknown = vocabulary.unknown_token_id
+    special = {i for _, i, _ in vocabulary.special}
+    ids = {
+        token if i in special else spelled_in_wordpiece(token): i
+        for i, token in enumerate(vocabulary.tokens)
+    }
+    name = "[UNK]" if unknown is None else next(text for text, i in ids.items() if i == unknown)
+    tokenizer = Tokenizer(models.WordPiece(vocab=ids, unk_token=name, max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=True,
+        strip_accents=vocabulary.strip_accents,
+        lowercase=vocabulary.lowercase,
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return lambda text: ids_of_text(tokenizer, text)
+
+
+def spelled_in_wordpiece(token: str) -> str:
+    """Returns a token's text in WordPiece vocabularies.
+
+    In GGUF files the beginning of a word is SPACE; in WordPiece's own, other parts begin with ##.
+    """
+    return token[1:] if token.startswith(SPACE) else f"##{token}"
+
+
+def unigram(vocabulary: GGUFVocabulary) -> TextEncoder:
+    """Builds an encoder for SentencePiece's Unigram, the most likely split of a text."""
+    assert vocabulary.scores is not None
+    types, scores = vocabulary.types, vocabulary.scores.astype(np.float64)
+    in_texts = np.isin(types, (TokenType.NORMAL, TokenType.USER_DEFINED))
+    lowest = float(scores[in_texts].min()) if in_texts.any() else 0.0
+    # A text has no spaces when it is split, so names with a space are never found in it.
+    pieces = [
+        (token, score) if found else (f" {i}", lowest)
+        for i, (token, score, found) in enumerate(
+            zip(vocabulary.tokens, scores.tolist(), in_texts.tolist(), strict=True)
+        )
+    ]
+    tokenizer = Tokenizer(models.Unigram(pieces, vocabulary.unknown_token_id, False))
+    charsmap = normalizers.Precompiled(vocabulary.charsmap) if vocabulary.charsmap else None
+
+    def encode(text: str) -> list[int]:
+        text = text if charsmap is None else charsmap.normalize_str(text)
+        if vocabulary.merges_spaces:
+            text = "".join(SPACE + word for word in text.split(" ") if word)
+        return ids_of_text(tokenizer, text.replace(" ", SPACE)) if text else []
 
     return encode
 

@@ -179,7 +179,8 @@ _FAMILIES: tuple[tuple[tuple[str, ...], PreTokenizer], ...] = (
     (("tiny_aya", "cohere2moe"), PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _O200K))),
     (
         ("gpt-2", "phi-2", "mellum", "a.x-4.0", "gigachat", "trillion", "exaone4", "olmo", "mpt")
-        + ("jais", "granite-docling"),
+        + ("jais", "granite-docling", "modern-bert", "jina-es", "jina-de", "jina-v2-es")
+        + ("jina-v2-de", "jina-v1-en", "jina-v2-code", "roberta-bpe"),
         PreTokenizer((_GPT2,)),
     ),
     (

@@ -168,6 +168,17 @@ class Tokenizer:
             return ids
         return [*self.vocabulary.before, *ids, *(self.vocabulary.after if add_end else ())]
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Returns the ids of two texts, such as query and document, and where the second begins.
+
+        Special tokens are added before, between and after the texts as the file asks.
+
+        Raises TypeError and ValueError as `encode` does.
+        """
+        ids, other = (self.encode(text, add_special=False) for text in (first, second))
+        ids = [*self.vocabulary.before, *ids, *self.vocabulary.between]
+        return [*ids, *other, *self.vocabulary.after], len(ids)
+
     def decode(
         self, ids: Iterable[int], skip_special: bool = True, strip_prefix: bool = True
     ) -> str:

@@ -31,6 +31,16 @@ SPECIAL_TOKENS = {
     "mask_token": "mask_token_id",
     "cls_token": "cls_token_id",
 }
+#: `tokenizer.ggml.model` -> what it is.
+MODELS = {
+    "llama": "SentencePiece's BPE",
+    "gpt2": "byte-level BPE",
+    "gemma4": "BPE of raw UTF-8",
+    "bert": "WordPiece",
+    "t5": "SentencePiece's Unigram",
+}
+#: Pre-tokenizers of RoBERTa's family, whose pairs have a separator.
+_SEPARATING = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -47,6 +57,7 @@ class Vocabulary:
       bos_token_id, eos_token_id, unknown_token_id: None if the file has none.
       eos_token_ids: all ids that end generation, ascending.
       before, after: ids added before and after a text.
+      between: ids added between the texts of a pair, such as a query and a document.
       special_ids: name of a special token in chat templates -> id.
       chat_templates: name -> template; the file's own is "default".
       file: name of the file in error messages.
@@ -66,6 +77,7 @@ class Vocabulary:
     special_ids: dict[str, int]
     chat_templates: dict[str, str]
     file: str
+    between: tuple[int, ...] = ()
 
     @functools.cached_property
     def special(self) -> list[tuple[str, int, bool]]:
@@ -92,11 +104,14 @@ class GGUFVocabulary(Vocabulary):
     the file names them (llama.cpp then uses id 11, a comma in most vocabularies).
 
     Attributes:
-      model: "llama" (SentencePiece), "gpt2" (BPE) or "gemma4" (BPE of raw UTF-8).
+      model: one of MODELS.
       scores: float32 (vocab,), SentencePiece only.
       merges: by rank, BPE only.
       pre: name of the pre-tokenizer, BPE only.
       stripping_ids: special tokens that strip the white space after them.
+      lowercase, strip_accents: changes of texts before WordPiece.
+      merges_spaces: runs of spaces count as one, Unigram only.
+      charsmap: SentencePiece's compiled normalization of characters, Unigram only; empty: none.
     """
 
     model: str
@@ -104,6 +119,10 @@ class GGUFVocabulary(Vocabulary):
     merges: tuple[tuple[str, str], ...]
     pre: str | None
     stripping_ids: frozenset[int]
+    lowercase: bool = True
+    strip_accents: bool = True
+    merges_spaces: bool = False
+    charsmap: bytes = b""
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], file: str) -> GGUFVocabulary:
@@ -124,6 +143,14 @@ def chat_templates(fields: Fields) -> dict[str, str]:
     return found
 
 
+#: `tokenizer.ggml.model` -> ids of special tokens in files that do not name them.
+_DEFAULT_IDS: dict[str, dict[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "bert": {"bos": 101, "sep": 102, "unknown": 100},
+    "t5": {"eos": 1, "unknown": 2},
+}
+
+
 class _Reader:
     """Reads and checks the `tokenizer.*` keys of GGUF metadata."""
 
@@ -136,21 +163,28 @@ class _Reader:
     def vocabulary(self) -> GGUFVocabulary:
         fields = self.fields
         model = fields.string("model", None)
-        if model not in ("llama", "gpt2", "gemma4"):
+        if model not in MODELS:
             found = "is missing" if model is None else f"is {model!r}"
-            supported = "supported: 'llama' (SentencePiece), 'gpt2' (byte-level BPE) and 'gemma4'"
-            fields.fail("model", f"{found}; {supported}")
-        spm = model == "llama"
-        pre = None if spm else "gemma4" if model == "gemma4" else self.pre_tokenizer()
+            supported = ", ".join(f"{name!r} ({kind})" for name, kind in MODELS.items())
+            fields.fail("model", f"{found}; supported: {supported}")
+        spm, words, unigram = (model == name for name in ("llama", "bert", "t5"))
+        pre = {"gpt2": self.pre_tokenizer, "gemma4": lambda: "gemma4"}.get(model, lambda: None)()
         tokens, ids = self.tokens()
         count = len(tokens)
 
-        bos = self.token_id("bos_token_id", count, default=1 if spm else None)
-        eos = self.token_id("eos_token_id", count, default=2 if spm else None)
-        add_bos = fields.boolean("add_bos_token", PRE_TOKENIZERS[pre].add_bos if pre else True)
-        if pre == "gemma4":  # early files say false, but the model needs BOS
+        defaults = _DEFAULT_IDS.get(model, {})
+        if words and fields.integer("bos_token_id", None) is None:
+            bos = self.token_id("cls_token_id", count, defaults["bos"])
+        else:
+            bos = self.token_id("bos_token_id", count, defaults.get("bos"))
+        eos = self.token_id("eos_token_id", count, defaults.get("eos"))
+        sep = self.token_id("seperator_token_id", count, defaults.get("sep")) if words else None
+        add_bos = fields.boolean(
+            "add_bos_token", PRE_TOKENIZERS[pre].add_bos if pre else not unigram
+        )
+        if pre == "gemma4" or words:  # early files say false, but the models need it
             add_bos = True
-        add_eos = fields.boolean("add_eos_token", False)
+        add_eos = not words and fields.boolean("add_eos_token", unigram)
         for wanted, name, token in ((add_bos, "bos", bos), (add_eos, "eos", eos)):
             if wanted and token is None:
                 problem = f"is missing, but add_{name}_token asks for one in every text"
@@ -159,35 +193,58 @@ class _Reader:
         keys = eos, *(self.token_id(f"{name}_token_id", count) for name in ("eot", "eom"))
         own_ends = [token for token in keys if token is not None]
         ends, overruled = classify(ids, lambda key: self.token_id(key, count), own_ends)
-        unknown = self.token_id("unknown_token_id", count, default=0 if spm else None)
+        unknown = self.token_id("unknown_token_id", count, defaults.get("unknown"))
         others = {name: fields.integer(key, None) for name, key in SPECIAL_TOKENS.items()}
         special = {"bos_token": bos, "eos_token": eos, "unk_token": unknown, **others}
         # Some files have padding ids beyond the vocabulary; ignored, as in llama.cpp.
         named = {name: i for name, i in special.items() if i is not None and 0 <= i < count}
         types = self.types(tokens)
         types[list(overruled)] = list(overruled.values())
-        adds_space = fields.boolean("add_space_prefix", spm)
+        adds_space = words or fields.boolean("add_space_prefix", spm)
+        after = (eos,) if add_eos and eos is not None else ()
+        add_sep = fields.boolean("add_sep_token", pre in _SEPARATING)
+        separator = named.get("sep_token") if add_sep else None
+        between = (*after, *(() if separator is None else (separator,)))
+        if pre == "modern-bert":  # its files ask for two, but the model was trained with one
+            between = after
+        if words:
+            after = between = () if sep is None else (sep,)
+        lowercase = fields.boolean("normalizer.lowercase", True)
         return GGUFVocabulary(
             model=model,
             tokens=tokens,
             ids=ids,
             types=types,
-            scores=self.scores(count) if spm else None,
-            merges=() if spm else self.merges(ids),
+            scores=self.scores(count) if spm or unigram else None,
+            merges=self.merges(ids) if pre else (),
             pre=pre,
             bos_token_id=bos,
             eos_token_id=eos,
             unknown_token_id=unknown,
             eos_token_ids=ends,
             raw=pre is None or PRE_TOKENIZERS[pre].raw,
-            adds_space=spm and adds_space,
+            adds_space=adds_space and pre is None,
             before=(bos,) if add_bos and bos is not None else (),
-            after=(eos,) if add_eos and eos is not None else (),
+            after=after,
+            between=between,
+            lowercase=lowercase,
+            strip_accents=fields.boolean("normalizer.strip_accents", lowercase),
+            merges_spaces=unigram and fields.boolean("remove_extra_whitespaces", False),
+            charsmap=self.charsmap() if unigram else b"",
             stripping_ids=self.stripping_ids(tokens, types),
             special_ids=named,
             chat_templates=self.chat_templates,
             file=fields.file,
         )
+
+    def charsmap(self) -> bytes:
+        """Reads SentencePiece's compiled normalization; empty if the file has none."""
+        values = self.fields.numbers("precompiled_charsmap", np.int64, None)
+        if values is None:
+            return b""
+        if ((values < -128) | (values > 255)).any():
+            self.fields.fail("precompiled_charsmap", "must hold bytes")
+        return (values & 255).astype(np.uint8).tobytes()
 
     def token_id(self, name: str, count: int, default: int | None = None) -> int | None:
         """Reads an id below `count`, the vocabulary size; ignores a default beyond it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
@@ -17,9 +17,6 @@ from ..arguments import add_model
 from ..options import add_devices, add_implementation, add_no_cache
 from ..output import UsageError, load_model, progress
 from ..prompts import is_piped, read_up_to
-
-if TYPE_CHECKING:
-    pass
 
 MAX_TEXT = 1 << 30  # bytes; a limit for endless files such as /dev/zero
 
@@ -64,7 +61,7 @@ def _embed(options: argparse.Namespace, notes: Console) -> None:
         if not is_piped():
             raise UsageError("no text: give -p TEXT, -f FILE, or pipe lines of text")
         file = "-"
-    texts = options.prompts if file is None else _lines(file)
+    texts = options.prompts if file is None else lines_of(file)
     model = load_model(options.model, notes, options.devices)
     with (
         progress("Texts", notes, MofNCompleteColumn()) as report,
@@ -90,7 +87,8 @@ def _embed(options: argparse.Namespace, notes: Console) -> None:
     print('{"object": "list", "data": [\n' + ",\n".join(rows) + "\n]}")
 
 
-def _lines(path: str) -> list[str]:
+def lines_of(path: str) -> list[str]:
+    """Returns the lines of a UTF-8 file, "-" for standard input; raises UsageError."""
     data = read_up_to(MAX_TEXT + 1, path)
     if len(data) > MAX_TEXT:
         raise UsageError(f"{path} holds more than {MAX_TEXT:,} bytes")

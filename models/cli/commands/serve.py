@@ -22,6 +22,7 @@ from ..options import NamedAdapter, add_running
 from ..output import UsageError, load_model, loaded_draft, print_error
 
 if TYPE_CHECKING:
+    from ...engine.encoder_engine import EncoderEngine
     from ...engine.engine import Engine
     from ...server.settings import Settings
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 _HELLO = [{"role": "user", "content": "Hello"}]
 
 DESCRIPTION = """\
-Serve a model over HTTP, with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models.
+Serve a model over HTTP, with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models;
+an encoder or reranker with /v1/embeddings and /v1/rerank.
 Ctrl-C or SIGTERM ends it when the running requests are answered, a second one at once.
 Exit codes: 0 ended, 1 the engine failed, 2 wrong options or a taken port, 130 second signal."""
 
@@ -129,9 +131,13 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
     listening = listen(options.host, options.port)
     port = listening.getsockname()[1]
 
-    def load() -> Engine:
+    def load() -> Engine | EncoderEngine:
         model = load_model(options.model, notes, options.devices, of_all or None)
         model.program_cache = options.programs
+        if model.config.kind.bidirectional:
+            check_encoder(options)
+            with jq.implementation(options.implementation):
+                return models.EncoderEngine(model, max_context=options.context)
         if template is not None:
             if model.tokenizer is None:
                 raise UsageError("the model has no tokenizer, so it cannot have a chat template")
@@ -158,7 +164,7 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
             engine.load_adapter(one.name, adapter, scale=one.scale)
         return engine
 
-    def say(engine: Engine) -> None:
+    def say(engine: Engine | EncoderEngine) -> None:
         for line in described(engine, settings.name, options.host, port):
             notes.print(escape(line), soft_wrap=True)
 
@@ -180,6 +186,19 @@ def check_adapters(named: list[NamedAdapter], places: int, settings: Settings) -
         raise UsageError("--lora-folder needs --max-adapters")
     if settings.lora_folder is not None and not Path(settings.lora_folder).is_dir():
         raise UsageError(f"--lora-folder {settings.lora_folder} is not a folder")
+
+
+def check_encoder(options: argparse.Namespace) -> None:
+    """Raises UsageError for options that an encoder does not have."""
+    given = {
+        "--chat-template-file": options.chat_template_file,
+        "--deterministic": options.deterministic,
+        "--lora": options.lora,
+        "--max-adapters": options.max_adapters,
+        "--pages": options.pages,
+    }
+    if names := [name for name, value in given.items() if value]:
+        raise UsageError(f"{names[0]} is for decoders, but the model is an encoder")
 
 
 def read_template(file: str | None) -> str | None:

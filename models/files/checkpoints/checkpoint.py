@@ -222,13 +222,17 @@ class CheckpointSource:
         """
         names = dict.fromkeys(self._weights.stored)
         if self.description.multimodal:
-            for what, pattern in _BESIDE_THE_DECODER.items():
-                self._skip(names, [name for name in names if pattern.match(name)], what)
-        multimodal = self.description.multimodal
+            for what, beside in _BESIDE_THE_DECODER.items():
+                self._skip(names, [name for name in names if beside.match(name)], what)
+        multimodal, checkpoint = self.description.multimodal, self.description.checkpoint
         headless = not multimodal and "embed_tokens.weight" in names  # a class without lm_head
         found: dict[str, str] = {}
         for name in names:
             in_a_decoder = name_in_decoder(name) if multimodal else name
+            for pattern, replacement in checkpoint.tensor_names:
+                in_a_decoder = re.sub(pattern, replacement, in_a_decoder)
+            if checkpoint.unused and re.fullmatch(checkpoint.unused, in_a_decoder):
+                continue
             if headless and name != _HEAD:
                 in_a_decoder = f"model.{name}"
             if (earlier := found.setdefault(in_a_decoder, name)) != name:

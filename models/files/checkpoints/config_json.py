@@ -47,6 +47,7 @@ _READERS: dict[str, Callable[..., Any]] = {
         "expert_group_used_count",
         "leading_dense_block_count",
         "attention.kv_lora_rank",
+        "attention.sliding_window",
         "attention.q_lora_rank",
         "attention.value_length_mla",
         "rope.dimension_count",
@@ -70,7 +71,12 @@ _SAME = {
 }
 
 #: `Architecture.activation` -> value of hidden_act.
-_ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "swiglu_oai": "silu"}
+_ACTIVATIONS = {
+    "silu": "silu",
+    "gelu": "gelu_pytorch_tanh",
+    "gelu_erf": "gelu",
+    "swiglu_oai": "silu",
+}
 #: Keys for which null turns something off; for others it selects the default.
 _NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 #: Token mixer -> value in layer_types.
@@ -112,7 +118,8 @@ def describe(fields: JSONFields) -> Description:
     values |= rope.values
     prefix = f"{architecture.name}."
     metadata = {"general.architecture": architecture.name} | {
-        key if key == GROUP_BEST else prefix + key: value for key, value in values.items()
+        key if key == GROUP_BEST or key.startswith("tokenizer.") else prefix + key: value
+        for key, value in values.items()
     }
     try:
         config = Config.from_metadata(metadata, fields.file)
@@ -136,7 +143,7 @@ def describe(fields: JSONFields) -> Description:
         config=config,
         checkpoint=checkpoint,
         metadata=config.to_metadata() | _without_patterns(metadata, prefix),
-        biases=_asked_for(fields, checkpoint.biases),
+        biases=checkpoint.held_biases + _asked_for(fields, checkpoint.biases),
         zero_biases=_asked_for(fields, checkpoint.zero_biases, unless=True),
         tensors=checkpoint.held + _asked_for(fields, checkpoint.tensors),
         lacking=frozenset(
@@ -252,7 +259,9 @@ def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
     of_type = config_keys.CLASSES_OF_TYPES.get(kind, ())
     names = fields.array("architectures", list(of_type[:1]) or REQUIRED)
     name = names[0] if len(names) == 1 else None
-    if isinstance(name, str) and name.endswith("Model"):  # the class without lm_head
+    if (
+        isinstance(name, str) and name not in known and name.endswith("Model")
+    ):  # the class without lm_head
         name = f"{name.removesuffix('Model')}ForCausalLM"
     if not isinstance(name, str) or name not in known:
         supported = ", ".join(known)

@@ -92,7 +92,7 @@ _HARMLESS = frozenset(
 #: Patterns of such keys: private names, token ids, training, multi-token prediction.
 _HARMLESS_PATTERN = re.compile(
     r"_.*|unsloth_.*|mtp_.*|initializer_.*"
-    r"|.*(_token_ids?|_token_index|dropout|_pdrop|_loss_coef|_initializer_range)"
+    r"|.*(_token_ids?|_token_index|dropout|_pdrop|dropout_prob|_loss_coef|_initializer_range)"
 )
 
 #: Key of an unsupported feature -> values that disable it.
@@ -140,6 +140,19 @@ _ROPE = frozenset(
 
 #: model_type -> classes that use it; the first is the default if `architectures` is missing.
 CLASSES_OF_TYPES: dict[str | None, tuple[str, ...]] = {
+    "bert": ("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
+    "camembert": ("CamembertModel",),
+    "modernbert": (
+        "ModernBertModel",
+        "ModernBertForMaskedLM",
+        "ModernBertForSequenceClassification",
+    ),
+    "roberta": ("RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification"),
+    "xlm-roberta": (
+        "XLMRobertaModel",
+        "XLMRobertaForMaskedLM",
+        "XLMRobertaForSequenceClassification",
+    ),
     "cohere2": ("Cohere2ForCausalLM",),
     "cohere": ("CohereForCausalLM",),
     "deepseek_v3": ("DeepseekV3ForCausalLM",),
@@ -147,7 +160,7 @@ CLASSES_OF_TYPES: dict[str | None, tuple[str, ...]] = {
     "glm4_moe_lite": ("Glm4MoeLiteForCausalLM",),
     "gemma": ("GemmaForCausalLM",),
     "gemma2": ("Gemma2ForCausalLM",),
-    "gemma3_text": ("Gemma3ForCausalLM",),
+    "gemma3_text": ("Gemma3ForCausalLM", "Gemma3TextModel"),
     "gemma3": ("Gemma3ForConditionalGeneration",),
     "gemma4_text": ("Gemma4ForCausalLM",),
     "gemma4": ("Gemma4ForConditionalGeneration",),

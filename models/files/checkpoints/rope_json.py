@@ -78,8 +78,10 @@ class Rope:
         if rope is not None and (full := rope.object("full_attention")) is not None:
             self._read_local(self._fields.object("sliding_attention"))
             self._fields = full
-        theta = self._fields if "rope_theta" in self._fields else fields
-        self.values["rope.freq_base"] = theta.number("rope_theta", _THETA)
+        inner = "rope_theta" in self._fields
+        name = "rope_theta" if inner else checkpoint.renamed.get("rope_theta", "rope_theta")
+        theta = self._fields if inner else fields
+        self.values["rope.freq_base"] = theta.number(name, _THETA)
         self._kind = "default" if rope is None else self._kind_of_scaling(checkpoint)
         part = 1.0 if self._kind == "proportional" else self._partial(checkpoint)
         self._dim = None if part == 1.0 else max(1, int(self._head_dim() * part))

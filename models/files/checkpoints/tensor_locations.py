@@ -123,9 +123,9 @@ def _location(where: Stored, name: str, held: list[Expected], at: int) -> Locati
     of_experts = entry.bias == "experts" and held[at].suffix not in SCALES
     experts, leading = (shape[0], shape[:1]) if of_experts else (1, ())
     counts = [part.shape[len(leading)] for part in held]
-    start = sum(counts[:at])
+    start = where.skipped + sum(counts[:at])
     rows = slice(at, None, len(held)) if where.alternating else slice(start, start + counts[at])
-    stored = (sum(counts), *shape[len(leading) + 1 :])
+    stored = (where.skipped + sum(counts), *shape[len(leading) + 1 :])
     transposed = False if held[at].is_bias else where.transposed
     stored = stored if transposed is False else stored[::-1]
     if "{expert}" in where.name:

@@ -15,27 +15,32 @@ from flax import nnx
 from jax import Array
 
 from .attention import KV, Attention, Fresh, Paged
+from .bidirectional import Whole
 from .convolution import ShortConvolution
 from .delta import GatedDeltaNet
 from .experts import DenseBesideExperts, ExpertLinear, Experts
+from .head import Dense, Head
 from .latent import LatentAttention
 from .linear import AdaptedLinear, LayerNorm, Linear, Norm, Prefetch, RMSNorm, linear
-from .mlp import MLP
+from .mlp import ACTIVATIONS, MLP
 from .per_layer import PerLayer, PerLayerEmbedding
 from .recurrent import Chunk, Step
 
 __all__ = [
+    "ACTIVATIONS",
     "KV",
     "MLP",
     "AdaptedLinear",
     "Attention",
     "Chunk",
     "DecoderLayer",
+    "Dense",
     "DenseBesideExperts",
     "ExpertLinear",
     "Experts",
     "Fresh",
     "GatedDeltaNet",
+    "Head",
     "LatentAttention",
     "LayerCache",
     "LayerNorm",
@@ -46,6 +51,7 @@ __all__ = [
     "RMSNorm",
     "ShortConvolution",
     "Step",
+    "Whole",
     "linear",
 ]
 

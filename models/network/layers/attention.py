@@ -33,6 +33,8 @@ class Attention(nnx.Module):
       norm, post_norm: norms of the input, and of the output before it is added to x; None if
         absent.
       q_norm, k_norm: norms of queries and keys, per head or over all heads; None if absent.
+      sum_norm: norm of residual + output, in encoders; None if absent.
+      second_norm: norm of residual + the result of `sum_norm`; None if absent.
       value_eps: eps of a norm of the values that has no weight; None means no such norm.
       output_gate: `query` also produces a gate, stored after each head's queries; the sigmoid of
         the gate multiplies the head's attention output.
@@ -52,6 +54,8 @@ class Attention(nnx.Module):
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     post_norm: Norm | None = None
+    sum_norm: Norm | None = None
+    second_norm: Norm | None = None
     value_eps: float | None = None
     output_gate: bool = False
     sinks: nnx.Variable[Array] | None = None
@@ -92,7 +96,8 @@ class Attention(nnx.Module):
             y = kv.attend(q, self.output, added_to, prefetch, **seen)
         if self._adds_separately:
             y = added(residual, y, self.post_norm, self.residual_scale)
-        return y, kv
+        y = y if self.sum_norm is None else self.sum_norm(y)
+        return (y if self.second_norm is None else self.second_norm(residual + y)), kv
 
     @property
     def first(self) -> list[Linear]:

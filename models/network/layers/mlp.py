@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -11,6 +12,11 @@ from jax import Array
 import jax_q4k as jq
 
 from .linear import Linear, Norm, Prefetch, added, fusible, linear, normalized, weights_of
+
+#: Activations of gate and up by name; fused operations have those of `jq.ACTIVATION_FUNCTIONS`.
+ACTIVATIONS = jq.ACTIVATION_FUNCTIONS | {
+    "gelu_erf": lambda gate, up: jax.nn.gelu(gate, approximate=False) * up
+}
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -21,8 +27,9 @@ class MLP(nnx.Module):
       gate: gate projection; None means that the network is down(activation(up(x))).
       norm, post_norm: norms of the input, and of the output before it is added to x; None if
         absent.
-      activation: a name of `jax_q4k.ACTIVATION_FUNCTIONS`, such as "silu" (SwiGLU) or "gelu", the
-        tanh approximation (GeGLU).
+      sum_norm: norm of residual + output, in encoders; None if absent.
+      activation: a name of ACTIVATIONS, such as "silu" (SwiGLU), "gelu", the tanh approximation
+        (GeGLU), or "gelu_erf", the exact GELU.
       residual_scale: factor of the output before it is added to x; None means 1.
     """
 
@@ -31,11 +38,12 @@ class MLP(nnx.Module):
     down: Linear
     norm: Norm | None = None
     post_norm: Norm | None = None
+    sum_norm: Norm | None = None
     activation: str = "silu"
     residual_scale: float | None = None
 
     def __post_init__(self) -> None:
-        if self.activation not in (known := jq.ACTIVATION_FUNCTIONS):
+        if self.activation not in (known := ACTIVATIONS):
             raise ValueError(f"activation={self.activation!r} must be one of {', '.join(known)}")
 
     @property
@@ -50,7 +58,8 @@ class MLP(nnx.Module):
         """
         residual = x if residual is None else residual
         if self.post_norm is None and self.residual_scale is None:
-            return self.network(x, residual, prefetch=prefetch)
+            y = self.network(x, residual, prefetch=prefetch)
+            return y if self.sum_norm is None else self.sum_norm(y)
         y = self.network(x, None, prefetch=prefetch)
         return added(residual, y, self.post_norm, self.residual_scale)
 
@@ -68,7 +77,8 @@ class MLP(nnx.Module):
         norm = self.norm if norm is None else norm
         first = self.first
         modules = *first, self.down
-        if len(first) == 2 and fusible(*modules) and all(m.bias is None for m in modules):
+        is_fused = len(first) == 2 and self.activation in jq.ACTIVATION_FUNCTIONS
+        if is_fused and fusible(*modules) and all(m.bias is None for m in modules):
             x, options = normalized(x, norm)
             options |= {"activation": self.activation, "residual": residual}
             options["prefetch"] = weights_of(prefetch)
@@ -80,4 +90,4 @@ class MLP(nnx.Module):
 def activate(activation: str, gate: Array, up: Array | None = None) -> Array:
     """Returns activation(gate), times `up` if it is set."""
     up = jnp.ones((), gate.dtype) if up is None else up
-    return jq.ACTIVATION_FUNCTIONS[activation](gate, up)
+    return ACTIVATIONS[activation](gate, up)

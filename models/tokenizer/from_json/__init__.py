@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from . import library
 from .decoder import decoding
 from .metadata import GEMMA_MARKUP, Described, metadata
 from .special_tokens import Named, chat_templates, named_tokens, warn_of_added_tokens
-from .tokens import Tokens, merges_of
+from .tokens import UNIGRAM, WORDPIECE, Tokens, merges_of
 
 __all__ = ["from_json", "metadata_from_json"]
 
@@ -42,7 +43,8 @@ def from_json(
     `add_bos_token` or `add_eos_token` contradict it. Ignores truncation and padding in the file.
 
     Args:
-      tokenizer_json: the object of tokenizer.json, a BPE model, byte-level or SentencePiece-like.
+      tokenizer_json: the object of tokenizer.json: a BPE model, byte-level or SentencePiece-like, a
+        WordPiece or a Unigram model.
       tokenizer_config: the object of tokenizer_config.json: bos_token, eos_token, unk_token,
         pad_token, sep_token, mask_token, cls_token, chat_template. Without it BOS is the first
         token that the post-processor adds.
@@ -64,16 +66,19 @@ def from_json(
     try:
         found = library.read(tokenizer_json, file)
     except CheckpointError:
-        merges_of(model, tokens.ids)  # as slow as the library, but names the invalid merge
+        if model.string("type", "BPE") == "BPE":
+            merges_of(model, tokens.ids)  # as slow as the library, but names the invalid merge
         raise
     before, after = library.affixes(found, file)
-    for token in (*before, *after):
+    between = library.between(found, file)
+    for token in (*before, *between, *after):
         if token >= len(tokens.texts):
             root.fail("post_processor", f"adds token {token}, which is not in the vocabulary")
     named = named_tokens(config, model, tokens, (before, after), bos_token_id, eos_token_ids)
     vocabulary = _vocabulary(
         tokens, named, (before, after), strips=strips, templates=chat_templates(config), file=file
     )
+    vocabulary = dataclasses.replace(vocabulary, between=tuple(between))
     control = {text for text, _, control in vocabulary.special if control}
     encoder = library.LibraryEncoder(found, {t: tokens.ids[t] for t in tokens.added}, control, file)
     warn_of_added_tokens(root, config)
@@ -110,8 +115,11 @@ def metadata_from_json(
 def _model(root: JSONFields) -> JSONFields:
     model = root.object("model") or root.fail("model", "is missing")
     kind = model.string("type", "BPE")  # early files omit it
+    if kind not in ("BPE", WORDPIECE, UNIGRAM):
+        known = f"supported: 'BPE', {WORDPIECE!r}, {UNIGRAM!r}"
+        model.fail("type", f"{kind[:100]!r} is not supported; {known}")
     if kind != "BPE":
-        model.fail("type", f"{kind[:100]!r} is not supported, only 'BPE'")
+        return model
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.string(key, ""):
             model.fail(key, "is not supported, expected none")

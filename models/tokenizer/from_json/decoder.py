@@ -22,6 +22,8 @@ def decoding(root: JSONFields) -> tuple[bool, bool]:
                 raw = False
             case "ByteFallback" | "Fuse":
                 pass
+            case "WordPiece":
+                strips = True
             case "Replace" if _is(step.object("pattern"), SPACE) and step.string("content") == " ":
                 pass
             case "Strip" if step.string("content") == " " and not step.integer("stop"):
@@ -48,7 +50,7 @@ def _guessed(root: JSONFields) -> tuple[bool, bool]:
     if "ByteLevel" in kinds:
         return False, False
     return True, any(
-        kind == "Prepend" or (kind == "Metaspace" and prepends(step))
+        kind in ("Prepend", "BertPreTokenizer") or (kind == "Metaspace" and prepends(step))
         for kind, step in zip(kinds, parts, strict=True)
     )
 

@@ -49,6 +49,20 @@ def affixes(tokenizer: Tokenizer, file: str) -> tuple[list[int], list[int]]:
     return ids, []
 
 
+def between(tokenizer: Tokenizer, file: str) -> list[int]:
+    """Returns the ids that the post-processor adds between the texts of a pair."""
+    with _errors(file, "post_processor"):
+        for probe in _PROBES:
+            encoding = tokenizer.encode(probe, probe)
+            second = encoding.sequence_ids.index(1) if 1 in encoding.sequence_ids else 0
+            first = second - 1
+            while first >= 0 and encoding.sequence_ids[first] is None:
+                first -= 1
+            if 0 <= first < second:
+                return encoding.ids[first + 1 : second]
+    return []
+
+
 class LibraryEncoder:
     """Encoder that calls the library, but parses control tokens only with `parse_special`."""
 

@@ -18,7 +18,8 @@ from ..vocabulary import KEY, PHI_3_KEEPS, PHI_3_NAMES, SPECIAL_TOKENS, Vocabula
 from .byte_level import byte_level
 from .sentencepiece import GEMMA_MARKUP, sentencepiece
 from .special_tokens import Named, template_metadata
-from .tokens import Tokens, steps
+from .tokens import UNIGRAM, WORDPIECE, Tokens, steps
+from .words import unigram, wordpiece
 
 __all__ = ["GEMMA_MARKUP", "Described", "metadata"]
 
@@ -49,7 +50,11 @@ def metadata(content: Callable[[], dict[str, Any]], described: Described) -> dic
     normalizing = steps(root.object("normalizer"), "normalizers")
     found: dict[str, Any]
     lost: list[str] = []
-    if any(step.string("type") == "ByteLevel" for step in splitting):
+    kind = model.string("type", "BPE")
+    if kind in (WORDPIECE, UNIGRAM):
+        convert = wordpiece if kind == WORDPIECE else unigram
+        found = convert(model, tokens, normalizing, lost)
+    elif any(step.string("type") == "ByteLevel" for step in splitting):
         found = byte_level(root, model, tokens, normalizing, splitting, lost)
     else:
         found = sentencepiece(root, model, tokens, normalizing, splitting, lost)
@@ -103,6 +108,8 @@ def _special_tokens(
             problem = "adds no BOS before texts, but Gemma's texts begin with one in GGUF"
             root.fail("post_processor", problem)
         found[f"{KEY}add_{name}_token"] = adds
+    if len(vocabulary.between) > 1 and "sep_token" in named.others:
+        found[KEY + "add_sep_token"] = True
     if named.unknown is not None:
         found[KEY + "unknown_token_id"] = named.unknown
     found |= {KEY + SPECIAL_TOKENS[name]: token for name, token in named.others.items()}

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from gguf.constants import TokenType
 
 from ...support.json_fields import JSONFields
 from ...support.warn import warn
-from ..encoders import MAX_MERGES
+from ..encoders import MAX_MERGES, SPACE
 from ..vocabulary import BYTE_TOKEN
 
 Merges = list[tuple[str, str]]
+
+#: Types of models that are not BPE.
+WORDPIECE, UNIGRAM = "WordPiece", "Unigram"
 
 #: Tokens such as "<|im_start|>", which are never parsed in a user's text, regardless of flags.
 _LOOKS_SPECIAL = re.compile(r"<[|｜].*[|｜]>")
@@ -28,6 +32,7 @@ class Tokens:
       ids: text -> id of the tokens in the file.
       raw: tokens are UTF-8 with SentencePiece's spaces.
       added: text of an added token -> whether it is special.
+      scores: id -> score of Unigram's tokens.
       flagged: "lstrip", "rstrip", "single_word" or "normalized" -> added tokens with this flag.
     """
 
@@ -39,6 +44,7 @@ class Tokens:
         self.raw = raw
         self.added: dict[str, bool] = {}
         self.flagged: dict[str, list[str]] = {}
+        self.scores: dict[int, Any] = {}
         self.ids = self._read_ids(root, model, size)
         self.texts = self._read_texts(model, size)
         self.types = np.full(len(self.texts), TokenType.UNUSED, np.int32)
@@ -51,20 +57,46 @@ class Tokens:
                 if BYTE_TOKEN.fullmatch(text):
                     self.types[token] = TokenType.BYTE
         unknown = model.string("unk_token", None)
+        if (number := model.integer("unk_id", None)) is not None:
+            unknown = next((text for text, i in self.ids.items() if i == number), None)
+            if unknown is None:
+                model.fail("unk_id", f"is {number}, which is not in the vocabulary")
         if unknown is not None:
             if unknown not in self.ids:
                 model.fail("unk_token", f"is {unknown[:100]!r}, which is not in the vocabulary")
             if raw:
                 self.types[self.ids[unknown]] = TokenType.UNKNOWN
+        if model.string("type", "BPE") == WORDPIECE:
+            self._spell_as_in_gguf(model)
+
+    def _spell_as_in_gguf(self, model: JSONFields) -> None:
+        """Replaces WordPiece's spelling of `texts`, where ## begins parts of words, by GGUF's."""
+        prefix = model.string("continuing_subword_prefix", "##")
+        for i, text in enumerate(self.texts):
+            if self.types[i] == TokenType.NORMAL:
+                inner = text.startswith(prefix) and len(text) > len(prefix)
+                self.texts[i] = text[len(prefix) :] if inner else SPACE + text
 
     @property
     def stripping(self) -> set[str]:
         """Added tokens that strip the white space after them."""
         return set(self.flagged.get("rstrip", ()))
 
+    def _vocab(self, model: JSONFields) -> dict[str, Any]:
+        """Returns text -> id of the model's vocabulary; Unigram lists texts with their scores."""
+        if model.string("type", "BPE") != UNIGRAM:
+            return model.mapping("vocab")
+        found: dict[str, Any] = {}
+        for i, entry in enumerate(model.array("vocab")):
+            if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
+                model.fail("vocab", f"holds {entry!r:.100}, expected a text and its score")
+            found.setdefault(entry[0], i)
+            self.scores[i] = entry[1]
+        return found
+
     def _read_ids(self, root: JSONFields, model: JSONFields, size: int | None) -> dict[str, int]:
         ids: dict[str, int] = {}
-        for text, token in model.mapping("vocab").items():
+        for text, token in self._vocab(model).items():
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
                 problem = f"{text[:100]!r} has id {token!r:.100}, expected an integer from 0"
                 model.fail("vocab", problem)

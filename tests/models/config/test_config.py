@@ -414,7 +414,7 @@ def test_rotated_dimensions_lie_in_the_head():
 
 @pytest.mark.parametrize("architecture", [None, "mamba", 7])
 def test_unknown_architecture(architecture):
-    with pytest.raises(ValueError, match="^architecture=.*supported: cohere2, "):
+    with pytest.raises(ValueError, match="^architecture=.*supported: bert, cohere2, "):
         Config(architecture, 8, 64, 128, 128, 1, 2, 2, 64, 1e-5)
     with pytest.raises(
         jq.GGUFError,

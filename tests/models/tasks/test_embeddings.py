@@ -12,8 +12,8 @@ import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import cli
 from jax_q4k.models.config.pooling import POOLINGS
+from jax_q4k.models.engine import encoding
 from jax_q4k.models.network.layers import LayerNorm
-from jax_q4k.models.tasks import embeddings
 
 from ..golden_files import model, path
 
@@ -74,7 +74,7 @@ def test_a_batch_is_its_texts_alone(monkeypatch):
     assert alone[0].shape == (given.config.hidden_size,)
     together = models.embed(given, TEXTS, normalize=True)
     assert together.shape == (3, given.config.hidden_size) and together.dtype == np.float32
-    monkeypatch.setattr(embeddings, "TOKENS", 16)
+    monkeypatch.setattr(encoding, "TOKENS", 16)
     steps = []
     cut = models.embed(given, TEXTS, normalize=True, progress=lambda *step: steps.append(step))
     assert steps == [(1, 3), (3, 3)]

@@ -1,0 +1,195 @@
+"""Encoders: `models.embed` of BERT's family, against NumPy and transformers."""
+
+import dataclasses
+import functools
+import json
+
+import numpy as np
+import pytest
+from support.helpers import nmse
+from support.paths import DATA
+
+import jax_q4k as jq
+from jax_q4k import models
+from jax_q4k.models.engine.encoding import batches
+from jax_q4k.models.network.layers import bidirectional
+
+from .. import encoders
+from ..golden_files import model as decoder
+
+FOLDERS = sorted(path.name for path in (DATA / "encoders").iterdir() if path.is_dir())
+RERANKERS = [name for name in FOLDERS if name.endswith("reranker")]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Returns a function from a kind to its model and tensors."""
+    folder = tmp_path_factory.mktemp("encoders")
+
+    @functools.cache
+    def written(kind, labels=0):
+        path = folder / f"{kind}-{labels}.gguf"
+        held = encoders.write(path, kind, labels=labels)
+        return models.load(path), held
+
+    return written
+
+
+@functools.cache
+def folder(name):
+    path = DATA / "encoders" / name
+    return models.load(path), json.loads((path / "expected.json").read_text())
+
+
+def ids_of(count, seed=0, vocab=60):
+    return np.random.default_rng(seed).integers(0, vocab, count).tolist()
+
+
+@pytest.mark.parametrize("kind", encoders.KINDS)
+def test_vectors_of_each_token(made, kind):
+    """Rows of one batch, the longer one beyond the windows."""
+    given, held = made(kind)
+    rows = [ids_of(29), ids_of(3, 1)]
+    for ids, got in zip(rows, models.embed(given, rows, pooling="none"), strict=True):
+        assert nmse(got, encoders.reference(kind, held, ids)) <= 1e-11
+
+
+@pytest.mark.slow("compiles a program for a long text", quick=["modern-bert"])
+@pytest.mark.parametrize("kind", ["bert", "jina-bert-v2", "modern-bert"])
+def test_long_texts_in_blocks(made, kind, monkeypatch):
+    monkeypatch.setattr(bidirectional, "BLOCK", 16)
+    given, held = made(kind)
+    ids = ids_of(61, 2)  # a block is left over
+    got = models.embed(given, [ids], pooling="none")[0]
+    assert nmse(got, encoders.reference(kind, held, ids)) <= 1e-11
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_poolings(made, pooling):
+    given, held = made("bert")
+    rows = [ids_of(29), ids_of(3, 1)]
+    got = models.embed(given, rows, pooling=pooling)
+    for ids, vector in zip(rows, got, strict=True):
+        vectors = encoders.reference("bert", held, ids)
+        want = {"mean": vectors.mean(0), "cls": vectors[0], "last": vectors[-1]}[pooling]
+        assert nmse(vector, want) <= 1e-11
+
+
+def test_dense_layers_follow_the_pooling(made):
+    given, held = made("gemma-embedding")
+    ids = ids_of(29)
+    mean = encoders.reference("gemma-embedding", held, ids).mean(0)
+    want = held["dense_3.weight"].astype(float) @ (held["dense_2.weight"].astype(float) @ mean)
+    assert nmse(models.embed(given, ids), want) <= 1e-11
+    unit = models.embed(given, ids, normalize=True)
+    assert nmse(unit, want / np.linalg.norm(want)) <= 1e-11
+
+
+@pytest.mark.parametrize("name", [name for name in FOLDERS if name not in RERANKERS])
+def test_folders_of_transformers(name):
+    given, expected = folder(name)
+    assert [given.tokenizer.encode(text) for text in expected["texts"]] == expected["ids"]
+    got = models.embed(given, expected["texts"], pooling="none")
+    for vectors, want in zip(got, expected["vectors"], strict=True):
+        assert nmse(vectors, np.array(want)) <= 1e-11
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders_become_gguf_files(name, tmp_path):
+    given, expected = folder(name)
+    models.save_gguf(given, tmp_path / "a.gguf")
+    again = models.load(tmp_path / "a.gguf")
+    eps = given.config.norm_eps  # float64 in config.json, float32 in GGUF files
+    assert dataclasses.replace(again.config, norm_eps=eps) == given.config
+    for text in map(str.strip, expected["texts"]):  # a last space is lost, as in llama.cpp
+        assert again.tokenizer.encode(text) == given.tokenizer.encode(text)
+    for document, ids in zip(expected.get("documents", []), expected.get("pairs", []), strict=True):
+        assert again.tokenizer.encode_pair(expected["query"], document)[0] == ids
+    tensors = models.named_tensors(given)
+    for tensor, value in models.named_tensors(again).items():
+        np.testing.assert_array_equal(value, tensors[tensor], err_msg=tensor)
+
+
+def test_quantized_weights(made, tmp_path):
+    """The matrices stay packed, and the vectors are near those of the floats."""
+    given, held = made("bert")
+    models.save_gguf(models.quantize(given, "Q8_0"), tmp_path / "a.gguf")
+    packed = models.load(tmp_path / "a.gguf")
+    assert jq.is_quantized(models.named_tensors(packed)["blk.0.ffn_up.weight"])
+    ids = ids_of(29)
+    got = models.embed(packed, ids, pooling="none")
+    assert nmse(got, encoders.reference("bert", held, ids)) <= 1e-3
+
+
+def test_batches_are_bounded(made):
+    """Each text is in one batch, with texts of about its length."""
+    given, _ = made("bert")
+    lengths = [600, 3, 500, 4, *[120] * 70]
+    found = list(batches(given, lengths))
+    assert sorted(i for batch in found for i in batch) == list(range(len(lengths)))
+    for batch in found:
+        longest = max(lengths[i] for i in batch)
+        assert len(batch) == 1 or given.padded_length(longest) * len(batch) <= 4096
+    progress = []
+    models.embed(given, [[5]] * 3, progress=lambda *at: progress.append(at))
+    assert progress == [(3, 3)]
+
+
+def test_encoders_generate_nothing(made):
+    given, _ = made("bert")
+    for call in (
+        lambda: models.generate(given, [1, 2]),
+        lambda: next(models.stream(given, [1, 2])),
+        lambda: given.logits([[1, 2]]),
+        lambda: models.score(given, "the sea was calm"),
+    ):
+        with pytest.raises(ValueError, match="is an encoder, bert: it makes embeddings"):
+            call()
+    with pytest.raises(ValueError, match="model is an encoder, bert; EncoderEngine runs it"):
+        models.Engine(given)
+
+
+def test_texts_beyond_the_context(made):
+    given, _ = made("bert")
+    with pytest.raises(ValueError, match="text has 641 tokens; the context length is 640"):
+        models.embed(given, [5] * 641)
+    assert models.embed(given, [5] * 640).shape == (encoders.HIDDEN,)
+
+
+@pytest.mark.parametrize("heads, want", [(4, [1 / 4, 1 / 16, 1 / 64, 1 / 256]), (6, None)])
+def test_slopes(heads, want):
+    """Six heads have the slopes of four, then the first and third of eight."""
+    if want is None:
+        want = [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]
+    np.testing.assert_allclose(bidirectional.alibi_slopes(heads, 8.0), want, rtol=1e-6)
+
+
+def test_engine(made):
+    """Requests of several threads, in batches of about one length."""
+    given, _ = made("bert")
+    rows = [ids_of(n, n) for n in (3, 29, 5, 29)]
+    want = models.embed(given, rows)
+    with models.EncoderEngine(given, max_rows=2) as engine:
+        assert nmse(engine.embed(rows), want) <= 1e-11
+        assert nmse(engine.embed(rows[1]), want[1]) <= 1e-11
+        stats = engine.stats()
+        assert stats.prompt_tokens == 3 + 29 + 5 + 29 + 29
+        with pytest.raises(ValueError, match="text has 641 tokens"):
+            engine.embed([5] * 641)
+    assert not engine.is_open
+    with pytest.raises(models.EngineClosedError, match="the engine is closed"):
+        engine.embed(rows)
+    with pytest.raises(ValueError, match="model is a decoder, llama; Engine runs it"):
+        models.EncoderEngine(decoder("llama-gqa"))
+
+
+def test_an_engine_that_fails_says_so(made, monkeypatch):
+    given, _ = made("bert")
+    engine = models.EncoderEngine(given)
+    monkeypatch.setattr(engine._runs, "vectors", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.embed([5])
+    engine._thread.join()
+    assert isinstance(engine.failure, ZeroDivisionError)
+    with pytest.raises(models.EngineClosedError, match="the engine has failed: division by zero"):
+        engine.embed([5])
