@@ -212,7 +212,7 @@ def test_rules_are_those_of_weights(folder: Path) -> None:
 BAD = [
     ("NVFP4", "blk.0.attn_q.scale", np.ones(2, np.float32), r"has shape \(2,\), expected \(1,\)"),
     ("NVFP4", "blk.0.attn_q.scale", np.ones(256, np.float32), "has shape"),
-    ("NVFP4", "blk.0.ffn_up.input_scale", np.ones((1, 1), np.float32), "has shape"),
+    ("NVFP4", "blk.0.ffn_up.input_scale", np.ones((1, 2), np.float32), "has shape"),
     ("NVFP4", "blk.0.ffn_down.scale", np.float32([np.nan]), "element 0 is NaN"),
     ("NVFP4", "blk.0.ffn_down.input_scale", np.float32([np.inf]), "element 0 is NaN or inf"),
     ("NVFP4", "blk.7.attn_q.scale", np.ones(1, np.float32), "is not part of a llama model"),
@@ -222,7 +222,7 @@ BAD = [
     ("gemma2", "output.scale", np.ones(1, np.float32), "is present without 'output.weight'"),
     ("glm4moe", "blk.0.ffn_up_exps.scale", np.ones(8, np.float32), "is not part of a glm4moe"),
     ("phi3", "blk.0.attn_qkv.scale", np.ones(3, np.float32), r"has shape \(3,\), expected \(1,\)"),
-    ("phi3", "blk.0.ffn_up.scale", np.ones((1, 1, 1), np.float32), "has shape"),
+    ("phi3", "blk.0.ffn_up.scale", np.ones((1, 2, 1), np.float32), "has shape"),
     ("phi3", "blk.0.attn_q.scale", np.ones(1, np.float32), "is present in addition to"),
     ("qwen3moe", "blk.0.ffn_up_exps.scale", np.ones(1, np.float32), "has shape"),
     ("qwen3moe", "blk.0.ffn_gate_inp.scale", np.ones(16, np.float32), "is not part of a qwen3moe"),
