@@ -149,7 +149,7 @@ TEXT = CheckpointClass(
     keys={"attention.shared_kv_layers": "num_kv_shared_layers"},
     computed=sizes,
     layer_types=True,
-    implied={"attention_bias": lambda _: False},
+    biases={"attention_bias": ("qkv", "attention_output")},
     accepted={
         "use_bidirectional_attention": ("vision",),  # only for images
         "per_layer_config": ...,

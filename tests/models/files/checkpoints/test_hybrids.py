@@ -262,7 +262,6 @@ REFUSED = [
     ),
     ("gemma4", {"layer_types": None}, "layer_types: is missing, and 3 layers are not a"),
     ("gemma4", {"layer_types": [WINDOWED, LINEAR, FULL]}, "layer_types: 'linear_attention' is not"),
-    ("gemma4", {"attention_bias": True}, "attention_bias: is True"),
     ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention: is 'all'"),
     (
         "gemma4",
