@@ -154,7 +154,7 @@ TEXT = CheckpointClass(
     keys={"attention.shared_kv_layers": "num_kv_shared_layers"},
     windowed=lambda fields, layer: windowed_layers(fields)[layer],
     computed=sizes,
-    implied={"attention_bias": lambda _: False},
+    biases={"attention_bias": ("qkv", "attention_output")},
     accepted={
         "use_bidirectional_attention": ("vision",),  # only for images
         "per_layer_config": ...,

@@ -363,12 +363,11 @@ class CheckpointSource:
         entry = self._expected[name].entry
         if name == "output.weight":
             return not self._tied
-        if self._is_zero(name):
+        weight = name.removesuffix(".bias" if self._expected[name].is_bias else ".weight")
+        if self._is_zero(name) or weight in self.description.lacking:
             return False
         if self._expected[name].is_bias:
             return entry.bias in (*self.config.kind.biases, *self.description.biases)
-        if name.removesuffix(".weight") in self.description.lacking:
-            return False
         return entry.required or entry.gguf in self.description.tensors
 
 

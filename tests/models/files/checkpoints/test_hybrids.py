@@ -256,7 +256,6 @@ REFUSED = [
         "quantization_config: is 'hqq'",
     ),
     ("gemma4", {"layer_types": [WINDOWED, LINEAR, FULL]}, "layer_types: 'linear_attention' is not"),
-    ("gemma4", {"attention_bias": True}, "attention_bias: is True"),
     ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention: is 'all'"),
     (
         "gemma4",
