@@ -152,7 +152,6 @@ TEXT = CheckpointClass(
     lacking={"attention_k_eq_v": without_values},
     window=True,
     keys={"attention.shared_kv_layers": "num_kv_shared_layers"},
-    windowed=lambda fields, layer: windowed_layers(fields)[layer],
     computed=sizes,
     biases={"attention_bias": ("qkv", "attention_output")},
     accepted={

@@ -17,9 +17,10 @@ def rotated_layers(fields: JSONFields) -> list[bool]:
     if (listed := fields.array(key, None)) is None:
         interval = fields.integer("no_rope_layer_interval", 4, least=1, most=MAX_LAYERS)
         return [layer % interval < interval - 1 for layer in range(layers)]
+    listed = listed[:layers]
     if len(listed) < layers or not all(value in (0, 1) for value in listed):
         fields.fail(key, f"must be 0 or 1 for each of {layers} layers, not {listed!r:.100}")
-    return [bool(value) for value in listed[:layers]]
+    return [bool(value) for value in listed]
 
 
 def rotated(fields: JSONFields) -> dict[str, Any]:

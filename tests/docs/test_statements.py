@@ -35,6 +35,8 @@ from jax_q4k.models.cli import cache
 from jax_q4k.models.cli.commands import bench
 from jax_q4k.models.cli.commands import chat as chat_command
 from jax_q4k.models.cli.options import sampling_of
+from jax_q4k.models.config.attention_fields import stored_head_dim
+from jax_q4k.models.config.layer_patterns import windowed_by_default
 from jax_q4k.models.config.pooling import POOLINGS, pooling_of
 from jax_q4k.models.engine import arguments
 from jax_q4k.models.engine.session import PIECE
@@ -393,6 +395,27 @@ def malformed():
         file.write(b"GGUF")
     with pytest.raises(jq.GGUFError):
         gguf.read("bad.gguf")
+
+
+# Layers of models.
+
+
+@says(MODELS, "has no windows in")
+def windows_of_checkpoints_alone():
+    """Architectures whose checkpoints may have windows, and whose files by llama.cpp have none."""
+    (row,) = (row for row in table(MODELS, "| key after") if "sliding_window_pattern" in row[0])
+    alone = {
+        kind.name
+        for kind in ARCHITECTURES.values()
+        if any(checkpoint.window for checkpoint in kind.checkpoints)
+        and not any(windowed_by_default(kind, 6))
+    }
+    assert set(re.findall(r"`(\w+)`", row[2])) == alone
+
+
+@says(MODELS, "the next multiple of 16 that is at least 32", "any even size up to 512")
+def stored_sizes_of_heads():
+    assert [stored_head_dim(size) for size in (2, 32, 34, 72, 512)] == [32, 32, 48, 80, 512]
 
 
 # Formats.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import warnings
 from typing import Any
 
 import jax
@@ -69,7 +70,7 @@ def loaded(tmp_path_factory):
     return load
 
 
-@pytest.mark.slow("compiles a model", quick=["qwen2", "smollm3", "heads-24-gemma3"])
+@pytest.mark.slow("compiles a model", quick=["qwen2", "smollm3", "heads-24-gemma3", "heads-4"])
 @pytest.mark.filterwarnings(VISION)
 @pytest.mark.parametrize("name", CASES)
 def test_logits(name, loaded, tmp_path):
@@ -121,6 +122,31 @@ def test_the_engine(name, loaded):
         whole = np.array([*prompt, *answer])
         best = got.logits(whole[None])[0].argmax(-1)
         assert best[len(prompt) - 1 : -1].tolist() == answer
+
+
+@pytest.mark.slow("compiles programs of drafts")
+@pytest.mark.parametrize("name", ["mistral", "smollm3", "heads-8-gpt-oss"])
+def test_drafts(name, loaded):
+    """Drafts change no token, beyond the window and over its pages."""
+    got = loaded(name)
+    prompt = [5, 6, 7, 8] * 5
+    sampling = models.Sampling(temperature=0.0, max_new_tokens=40, ignore_end=True)
+    want = models.generate(got, prompt, sampling).tokens
+    assert models.generate(got, prompt, sampling, draft="lookup").tokens == want
+
+
+@pytest.mark.slow("compiles programs for several devices")
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1)], ids=["1x2", "2x1"])
+@pytest.mark.parametrize("name", ["qwen2", "heads-4"])
+def test_several_devices(name, shape, loaded, tmp_path):
+    tokens, want = reference(name)
+    models.save_gguf(loaded(name), tmp_path / "model.gguf")
+    mesh = jax.make_mesh(shape, ("data", "model"), devices=jax.devices()[:2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names replicated tensors
+        several = models.load(tmp_path / "model.gguf", mesh=mesh)
+    logits = several.logits(np.stack([tokens, tokens]))
+    assert all(nmse(row, want) <= 1e-8 for row in logits)
 
 
 @pytest.mark.slow("simulates kernels", quick=["heads-24-gemma3-sim-float32"])
