@@ -22,6 +22,9 @@ TIMEOUT = 10
 #: Files of a checkpoint that `from_pretrained` reads.
 CHECKPOINT = (
     "config.json",
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
     "generation_config.json",
     "model*.safetensors",
     "model.safetensors.index.json",

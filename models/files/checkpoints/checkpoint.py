@@ -381,7 +381,9 @@ def from_pretrained(
 ) -> Model:
     """Loads a Hugging Face checkpoint from a local folder; nothing is downloaded.
 
-    Weights keep their type (float32, float16 or bfloat16); norms and biases become float32.
+    Weights keep their type (float32, float16 or bfloat16); float64, norms and biases become
+    float32. Quantized weights are decoded to the type of their scales, but MXFP4, and NVFP4 with
+    rows of a multiple of 64 weights, keep their blocks.
 
     Args:
       path: a folder written by `save_pretrained` of transformers, or one .safetensors file in it.

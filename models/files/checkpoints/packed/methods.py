@@ -23,7 +23,7 @@ METHODS: Mapping[str, Find] = {
     "mxfp4": mxfp4.find,
 }
 #: File of settings in folders whose config.json has none -> the object in it, and the method.
-_FILES: Mapping[str, tuple[str | None, str]] = {
+FILES: Mapping[str, tuple[str | None, str]] = {
     "hf_quant_config.json": ("quantization", "modelopt"),
     "quantize_config.json": (None, "gptq"),
     "quant_config.json": (None, "awq"),
@@ -63,7 +63,7 @@ def settings_of(fields: JSONFields) -> JSONFields | None:
 def settings_in(folder: Path, fields: JSONFields) -> JSONFields | None:
     """Returns the settings in config.json, or in another file of the folder."""
     settings = settings_of(fields)
-    for name, (key, method) in _FILES.items():
+    for name, (key, method) in FILES.items():
         if settings is None and (folder / name).exists():
             content = JSONFields.read(folder / name, _MAX_SETTINGS)
             inner = content if key is None else content.object(key)

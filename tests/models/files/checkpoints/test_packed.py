@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from support.paths import GOLDEN, TESTS
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models.files import hub
+from jax_q4k.models.files.checkpoints.packed import methods
 from jax_q4k.models.files.checkpoints.packed.methods import METHODS, packed_tensors
 from jax_q4k.models.files.checkpoints.packed.weights import DecodedWeights
 from jax_q4k.models.files.checkpoints.safetensors import Weights
@@ -582,6 +585,10 @@ def test_folders_in_4_bit_floats_keep_their_blocks(name, tmp_path):
         factor = np.asarray(tensors["blk.0.attn_output.scale"])
         assert factor.shape == (1,) and factor.dtype == np.float32 and 0 < factor[0] < 1
     assert nmse(got.logits(TOKENS), want.logits(TOKENS)) <= 1e-9
+    split = models.named_tensors(models.load(packed, mesh=jax.make_mesh((2,), ("tp",))))
+    for key, tensor in tensors.items():
+        jax.tree.map(np.testing.assert_array_equal, split[key], tensor)
+    assert not split["blk.0.attn_output.weight"].planes[0].sharding.is_fully_replicated
     models.save_gguf(got, tmp_path / "kept.gguf")
     again = models.load(tmp_path / "kept.gguf")
     np.testing.assert_array_equal(again.logits(TOKENS), got.logits(TOKENS))
@@ -666,6 +673,10 @@ def test_folders_are_quantized_as_their_floats(name, tmp_path, recwarn):
         assert nmse(one * np.asarray(factor), other) <= 1e-4
     again = [str(w.message) for w in recwarn if "already quantized" in str(w.message)]
     assert len(again) == (name != "fp8-tensor")  # the type in which models are released
+
+
+def test_files_of_settings_are_downloaded():
+    assert {*methods.FILES} <= {*hub.CHECKPOINT}
 
 
 @pytest.mark.parametrize(
