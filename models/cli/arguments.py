@@ -83,9 +83,11 @@ def add_alias(
 
 
 def finish(options: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
-    """Assigns words without an option to the model and the prompt; returns the options.
+    """Assigns words without an option to the model, other arguments and the prompt, in this order.
 
-    Ends the process with an error if there is no model, or a word or option is left over.
+    Returns the options. argparse alone assigns the model's word to the next argument if an option
+    follows it. Ends the process with an error if there is no model, or a word or option is left
+    over.
     """
     parser = options.parser
     strange = [word for word in rest if word.startswith("-") and word != "-"]
@@ -93,7 +95,9 @@ def finish(options: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
         parser.error(f"unknown option {strange[0]}")
     words = rest
     if options.takes_model:
-        words = [*filter(None, [options.model]), *rest]
+        further = [a for a in parser._get_positional_actions() if a.dest != "model"]
+        given = [getattr(options, action.dest) for action in further]
+        words = [*filter(None, [options.model]), *(w for w in given if w is not None), *rest]
         if options.demo:
             options.model = DEMO
         elif options.named is not None:
@@ -102,6 +106,10 @@ def finish(options: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
             options.model = words.pop(0)
         else:
             parser.error(f"no model given; MODEL is {MODEL}")
+        for action in further:
+            if not words and action.required:
+                parser.error(f"the following arguments are required: {action.metavar}")
+            setattr(options, action.dest, words.pop(0) if words else None)
     if options.takes_prompt and len(words) == 1 and not options.prompts:
         options.prompts = [options.takes_prompt(words.pop())]
     if words:

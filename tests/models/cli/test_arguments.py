@@ -63,6 +63,24 @@ def test_other_ways_to_name_a_model_and_a_prompt(run, want, arguments, stdin):
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ("a", "b"),
+        ("a", "--force", "b"),
+        ("--type", "Q8_0", "a", "b"),
+        ("a", "b", "--force"),
+        ("a", "--type", "Q8_0", "b", "--force"),
+        ("-m", "a", "--force", "b"),
+        ("--force", "b", "-m", "a"),
+    ],
+)
+def test_options_between_the_input_and_the_output(arguments):
+    """Whatever comes between, the first word is read and the second is written."""
+    options = cli.parse(("quantize", *arguments))
+    assert (options.model, options.target) == ("a", "b")
+
+
+@pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [
         (("generate", MODEL), None, "no prompt: give -p TEXT, -f FILE, --tokens IDS, or pipe"),
@@ -71,6 +89,8 @@ def test_other_ways_to_name_a_model_and_a_prompt(run, want, arguments, stdin):
         (("generate", MODEL, "The", "sea"), None, "unexpected argument 'The'; put the prompt in"),
         (("generate", MODEL, "x", "-p", "y"), None, "unexpected argument 'x'"),
         (("inspect", MODEL, "x"), None, "unexpected argument 'x'\n"),
+        (("quantize", "--force", MODEL), None, "arguments are required: OUT.gguf\n"),
+        (("quantize", MODEL, "x", "--force", "y"), None, "unexpected argument 'y'\n"),
         (("generate", MODEL, "--frobnicate"), None, "unknown option --frobnicate"),
         (("generate", MODEL, "-t", "4"), None, "-t/--threads is not an option here: all cores"),
         (("chat", MODEL, "-ngl", "99"), None, "if JAX finds a GPU, it runs all layers"),

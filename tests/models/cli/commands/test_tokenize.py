@@ -39,8 +39,11 @@ def test_tokens_in_lines(run: Any) -> None:
     assert [line.strip().partition("  ")[0] for line in out.splitlines()] == list(map(str, ids))
     assert lines and out.splitlines()[1].endswith('"The"') or '"' in out
     assert run("tokenize", SPM, TEXT, "--ids")[1] == f"{ids}\n"
+    assert run("tokenize", SPM, "--ids", TEXT)[1] == f"{ids}\n"
+    assert run("tokenize", "-m", SPM, "--ids", TEXT)[1] == f"{ids}\n"
     assert run("tokenize", SPM, "-", "--ids", stdin=TEXT.encode())[1] == f"{ids}\n"
     assert run("tokenize", SPM, "--ids", stdin=TEXT.encode())[1] == f"{ids}\n"
+    assert run("tokenize", SPM, "", "--ids", stdin=b"not read")[1] == f"{spm.encode('')}\n"
     plain = spm.encode(TEXT, add_special=False)
     assert len(plain) > len(ids) - 1
     options = ("--ids", "--no-bos", "--no-parse-special", "--show-count")
