@@ -16,6 +16,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from support import encoders
 from support.paths import ROOT
 
 import jax_q4k as jq
@@ -44,6 +45,8 @@ NOT_RUN = {
     ("docs/clients.md", "from llama_index.llms.openai_like import"): "needs a server",
     ("docs/clients.md", "import litellm"): "needs a server",
     ("docs/devices.md", "jax.distributed.initialize()"): "needs several processes",
+    ("docs/embeddings.md", "with models.EncoderEngine"): "needs a file of an encoder",
+    ("docs/embeddings.md", "reranker = models.load"): "needs a file of a reranker",
     ("docs/files.md", "jax-q4k generate NAME-00001-of-00003.gguf"): "needs files of a split model",
     ("docs/files.md", "jax-q4k chat Qwen/Qwen2.5-0.5B-Instruct-GGUF"): "needs a network",
     ("docs/performance.md", "$ python -m benchmarks.gpu"): "measures on an NVIDIA GPU",
@@ -137,6 +140,7 @@ def files(tmp_path_factory):
     (folder / "TEXTS.txt").write_text(TEXT * 2)
     (folder / "question.txt").write_text("Why is the sea salt?\n")
     jq.gguf.write(folder / "ADAPTER", *adapter())
+    encoders.write(folder / "RERANKER.gguf", "bert", labels=1)
     return folder
 
 

@@ -137,7 +137,7 @@ FILES = {
     "imatrix": ({"general.type": "imatrix"}, "importance matrix"),
     "older-imatrix": ({"imatrix.chunk_count": 3}, "importance matrix"),
     "vector": ({"general.architecture": "controlvector"}, "control vector"),
-    "bert": ({"general.architecture": "nomic-bert"}, "encoder that makes embeddings"),
+    "t5": ({"general.architecture": "t5encoder"}, "encoder of a kind that is not supported"),
     "flux": ({"general.architecture": "flux"}, "diffusion model"),
 }
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import encoders
 from support.helpers import nmse
 
 from jax_q4k import models
 from jax_q4k.models.cli.commands.serve import check_encoder
 from jax_q4k.models.server.run import described
 
-from .. import encoders
 from .running import Running, serving
 
 QUERY, DOCUMENTS = "the sea", ["a word", "the sea was calm .", "nobody said a word"]

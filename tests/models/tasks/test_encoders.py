@@ -6,15 +6,16 @@ import json
 
 import numpy as np
 import pytest
+from support import encoders
 from support.helpers import nmse
-from support.paths import DATA
+from support.paths import DATA, ROOT
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.engine.encoding import batches
 from jax_q4k.models.network.layers import bidirectional
 
-from .. import encoders
 from ..golden_files import model as decoder
 
 FOLDERS = sorted(path.name for path in (DATA / "encoders").iterdir() if path.is_dir())
@@ -193,3 +194,14 @@ def test_an_engine_that_fails_says_so(made, monkeypatch):
     assert isinstance(engine.failure, ZeroDivisionError)
     with pytest.raises(models.EngineClosedError, match="the engine has failed: division by zero"):
         engine.embed([5])
+
+
+def test_the_page_of_models_names_every_encoder():
+    head, found = "| encoders | `general.architecture` |", []
+    lines = (ROOT / "docs/models.md").read_text().splitlines()
+    for line in lines[lines.index(head) + 2 :]:
+        if not line:
+            break
+        found.append(line.strip("| ").rpartition(" | ")[2].strip("`"))
+    assert found == list(encoders.KINDS)
+    assert {name for name, kind in ARCHITECTURES.items() if kind.bidirectional} == {*found}

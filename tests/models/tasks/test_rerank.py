@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from support import encoders
 from support.helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import cli
 
-from .. import encoders
 from ..golden_files import model as decoder
 from .test_encoders import RERANKERS, folder, made
 
@@ -44,7 +44,7 @@ def test_several_labels(made):
 
 
 def test_a_decoder_with_a_template(tmp_path):
-    """Scores as Qwen3-Reranker: the last token's state and two rows, of yes and of no."""
+    """Scores are those of Qwen3-Reranker: rows of yes and no times the last state."""
     base = decoder("qwen3-qknorm")
     tensors = models.named_tensors(base)
     rng = np.random.default_rng(0)

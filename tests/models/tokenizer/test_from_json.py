@@ -558,7 +558,7 @@ BYTE_LEVEL = {
 BAD = [
     (with_part(model=None), "model: is missing"),
     (with_part(model=[]), "model: must be an object, not an array"),
-    (with_model(type="Unigram"), "model.type: 'Unigram' is not supported, only 'BPE'"),
+    (with_model(type="WordLevel"), "model.type: 'WordLevel' is not supported; supported: 'BPE'"),
     (with_model(type=3), "model.type: must be a string, not an integer"),
     (
         with_model(continuing_subword_prefix="##"),

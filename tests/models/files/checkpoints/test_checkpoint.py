@@ -454,7 +454,7 @@ def test_settings_of_generation_that_are_not_applied(copy):
 CONFIG = [
     (
         {"architectures": ["FalconForCausalLM"]},
-        r"architectures: \['FalconForCausalLM'\] is not supported; supported: Cohere2For",
+        r"architectures: \['FalconForCausalLM'\] is not supported; supported: BertModel",
     ),
     ({"architectures": None, "model_type": None}, "architectures: is missing"),
     ({"model_type": "qwen2"}, "model_type: is 'qwen2', the type of Qwen2ForCausalLM, not of Llama"),
