@@ -53,7 +53,8 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
     Raises:
       ValueError: an unknown type; importance of an unknown tensor or a wrong shape; NaN, infinite
         or too large weights, with the tensor's name. jax_q4k.GGUFError, a ValueError: the decoder's
-        tensors do not match its configuration. TypeError: not a Model.
+        tensors do not match its configuration. TypeError: not a Model. jax_q4k.UnavailableError:
+        IQ1 to IQ3 without the C++ library.
     """
     recipe = recipes.get(type)
     if not isinstance(model, Model):
