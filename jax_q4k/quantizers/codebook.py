@@ -25,7 +25,7 @@ from .quantizer import Fields, Quantizer, searched
 
 
 class Codes(NamedTuple):
-    """What a search finds for blocks of 256 values.
+    """Result of a search for blocks of 256 values.
 
     Attributes:
       d: f16 values, float32 (blocks,).

@@ -5,16 +5,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from . import pack, symmetric
+from . import pack
 from .fit import LARGEST_F16
 from .quantizer import Fields, Quantizer, as_bytes, searched
-from .tq2_0 import GRID
+from .tq2_0 import ternary
 
 _POWERS = (81, 27, 9, 3, 1)
 
 
 def _fields(x: jax.Array, w: jax.Array) -> Fields:
-    d, q = symmetric.blocks(x, w, GRID)
+    d, q = ternary(x, w)
     digits = as_bytes(q + 1)
     first, second, third = digits[:, :160], digits[:, 160:240], digits[:, 240:]
     return {
