@@ -28,6 +28,7 @@ def quantize(w: Any, format: str, importance: Any = None) -> QuantizedArray:
         block size; a value that is NaN, infinite or beyond the format's range (the message names
         the first); an importance of another shape, or with negative, NaN or infinite elements.
         TypeError: a dtype that is not listed, a boolean or complex importance, a tracer.
+        UnavailableError: IQ1 to IQ3 without the C++ library, which searches their codebooks.
     """
     from .. import quantizers
 

@@ -38,6 +38,7 @@ HANDLERS = (
     "argmax",
     "top_k",
     "draw",
+    "codebook_search",
 )
 #: XLA's names of the handlers.
 TARGETS = tuple(f"jax_q4k_{name}" for name in HANDLERS)

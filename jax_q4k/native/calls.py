@@ -396,3 +396,43 @@ def top_k(x: jax.Array, *, count: int) -> tuple[jax.Array, jax.Array]:
     results = [jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.float32, jnp.int32)]
     values, indices = call("top_k", results, x)
     return values, indices
+
+
+def codebook_search(
+    x: jax.Array,
+    w: jax.Array,
+    digits: jax.Array,
+    levels: jax.Array,
+    *,
+    format: str,
+    unit: float,
+    subs: int,
+) -> list[jax.Array]:
+    """Searches codebook entries for x (blocks, 256), errors weighted by w of that shape.
+
+    Args:
+      digits: levels of the entries' values, uint8 (entries, 4 or 8).
+      levels: the values, ascending, float32 (3 or 8,).
+      unit: factor of d in weights.
+      subs: sub-blocks with a scale, 8 or 16.
+
+    Returns:
+      d float32 (blocks,), scales uint8 (blocks, subs), entries uint16 (blocks, 256 / values of an
+      entry), signs uint8 (blocks, 32): see `quantizers.codebook.Codes`.
+    """
+    blocks = x.shape[0]
+    return call(
+        "codebook_search",
+        [
+            jax.ShapeDtypeStruct((blocks,), jnp.float32),
+            jax.ShapeDtypeStruct((blocks, subs), jnp.uint8),
+            jax.ShapeDtypeStruct((blocks, 256 // digits.shape[1]), jnp.uint16),
+            jax.ShapeDtypeStruct((blocks, 32), jnp.uint8),
+        ],
+        x,
+        w,
+        digits,
+        levels,
+        format=format,
+        unit=unit,
+    )

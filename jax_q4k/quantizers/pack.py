@@ -18,6 +18,11 @@ def f16_bytes(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x.astype(jnp.float16), jnp.uint8)
 
 
+def little_endian(words: jax.Array) -> jax.Array:
+    """Converts uint16 or uint32 (..., n) to the bytes uint8 (..., n * bytes of a word)."""
+    return jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(*words.shape[:-1], -1)
+
+
 def nibbles(values: jax.Array) -> jax.Array:
     """Packs the low four bits of uint8 (..., 2n) into uint8 (..., n).
 
@@ -39,7 +44,7 @@ def codes(quants: jax.Array, table: Sequence[int]) -> jax.Array:
 
 
 def bits(values: jax.Array, width: int) -> jax.Array:
-    """Packs uint8 (..., count, n) into uint8 (..., n).
+    """Packs unsigned integers (..., count, n) into integers of the same type, (..., n).
 
     The low `width` bits of row i go to bit i * width.
     """

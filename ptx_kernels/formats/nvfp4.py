@@ -28,13 +28,14 @@ def _scales() -> np.ndarray:
     return np.where(np.arange(256) == 127, 0, halves).astype(np.float32)
 
 
-_SCALES = _scales()
+#: Half the value of each scale byte, float32 (256,).
+SCALES = _scales()
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
     codes = field["qs"].reshape(*field["qs"].shape[:-1], 4, 8)
     entries = xp.asarray(np.array(TABLE, np.float32))[nibbles(codes, xp)]
-    values = xp.asarray(_SCALES)[field["d"]][..., None] * entries
+    values = xp.asarray(SCALES)[field["d"]][..., None] * entries
     return values.reshape(*values.shape[:-2], 64)
 
 

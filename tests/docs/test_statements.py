@@ -421,16 +421,18 @@ def stored_sizes_of_heads():
 # Formats.
 
 
-@says(MODELS, "`jq.quantize` does not produce them")
-@says("docs/quantizing.md", "IQ1 to IQ3, NVFP4 and the ternary types can be read but not produced")
-@says("docs/troubleshooting.md", "IQ1 to IQ3, NVFP4 and the ternary types need ggml's own tools")
-def formats_not_made():
-    row = next(cell for cell, *_ in table(MODELS, "| type | products") if "NVFP4" in cell)
-    not_made = set(formats.names()) - set(quantizers.names())
-    assert set(row.split(", ")) == not_made
-    kinds = (r"IQ[123]_\w+", "NVFP4", r"TQ\d_0")
-    assert all(re.fullmatch("|".join(kinds), name) for name in not_made)
-    assert not any(re.fullmatch("|".join(kinds), name) for name in quantizers.names())
+@says("docs/quantizing.md", "`jq.quantize` produces all packed types")
+def formats_made():
+    assert quantizers.names() == tuple(formats.names())
+
+
+@says("docs/quantizing.md", "NVFP4 has no recipe", "from 0.01 to 2688")
+def scales_of_nvfp4():
+    assert not any("NVFP4" in name for name in recipes.RECIPES)
+    assert quantizers.largest("NVFP4") == 2688
+    w = 0.01 * np.random.default_rng(0).standard_normal((8, 64), np.float32)
+    got = np.asarray(jq.quantize(w, "NVFP4").dequantize())
+    assert np.linalg.norm(got - w) <= 0.1 * np.linalg.norm(w)
 
 
 @says(MODELS, "| type | products on CUDA |")

@@ -114,6 +114,27 @@ struct AttentionOptions {
   float scale, soft_cap;  // soft_cap 0: none
 };
 
+// Formats whose values are entries of a codebook (`codebook_search.h`).
+#define JAX_Q4K_BOOKS(X) X(IQ1_S) X(IQ1_M) X(IQ2_XXS) X(IQ2_XS) X(IQ2_S) X(IQ3_XXS) X(IQ3_S)
+#define JAX_Q4K_BOOK(name) kBook##name,
+enum BookFormat { JAX_Q4K_BOOKS(JAX_Q4K_BOOK) kBookFormats };
+#undef JAX_Q4K_BOOK
+
+// Blocks of 256 floats for which codebook entries are searched, and where the results go. weight = d * unit * (2 * scale +
+// 1) * signed value of an entry.
+struct CodebookSearch {
+  int64_t blocks;
+  const float *x, *w;     // values, and weights of their squared errors (blocks, 256)
+  int64_t num_entries;    // at most 2048
+  const uint8_t* digits;  // levels of the entries' values (num_entries, 4 or 8)
+  const float* levels;    // 3 or 8 values
+  float unit;
+  float* d;           // (blocks,) f16 values
+  uint8_t* scales;    // (blocks, 8 or 16)
+  uint16_t* entries;  // (blocks, 32 or 64)
+  uint8_t* signs;     // (blocks, 32): bits of eight negative values; if values are ternary, 1 if 1 / 8 is subtracted
+};
+
 struct Kernels {
   const char* name;
   // y = x / sqrt(mean(x^2) + eps) * weight, for k elements.
@@ -159,6 +180,8 @@ struct Kernels {
                    int64_t count, float* y);
   // x /= sqrt(sum(x^2) + eps), for a multiple of 16 elements.
   void (*make_unit)(float* x, int64_t count, float eps);
+  // Finds the entries, signs, scales and d of blocks with a small weighted error.
+  void (*search_codebook[kBookFormats])(const CodebookSearch&);
 };
 
 // Only the sets for this machine are defined.

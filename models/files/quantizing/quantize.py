@@ -65,7 +65,7 @@ def quantize(
       ValueError: an unknown type; an expression in `types` that no name has; importance of unknown
         tensors only, or of a wrong shape; NaN, infinite or too large weights, with the tensor's
         name. jax_q4k.GGUFError, a ValueError: the decoder's tensors do not match its configuration.
-        TypeError: not a Model.
+        TypeError: not a Model. jax_q4k.UnavailableError: IQ1 to IQ3 without the C++ library.
     """
     recipe = recipes.get(type)
     if not isinstance(model, Model):

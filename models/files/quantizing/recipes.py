@@ -29,11 +29,13 @@ class Dimensions(Protocol):
 
 
 class RuleInput(NamedTuple):
-    """Input of a rule: a tensor's index among tensors of its kind, and properties of the model."""
+    """Input of a rule: a tensor's place among tensors of its kind, and properties of the model."""
 
-    number: int
+    number: int  # index among tensors of its kind
+    layer: int  # the layer of feed-forward matrices in models with experts; otherwise `number`
     total: int  # number of layers, or of attn_v matrices
     heads_per_kv_head: int
+    experts: int
     importance: bool  # whether there is an importance matrix
 
 
@@ -49,18 +51,27 @@ def _outer_and_every_third(tensor: RuleInput) -> bool:
 
     Sensitive are the first and the last eighth of the layers, and every third in between.
     """
-    layer, layers = tensor.number, tensor.total
+    layer, layers = tensor.layer, tensor.total
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 def _first(layers: int) -> Callable[[RuleInput], bool]:
-    return lambda tensor: tensor.number < layers
+    return lambda tensor: tensor.layer < layers
 
 
 def _first_of(parts: int) -> Callable[[RuleInput], bool]:
     """Returns a condition that is true for the layers in the first 1 / `parts` of all layers."""
-    return lambda tensor: tensor.number < tensor.total // parts
+    return lambda tensor: tensor.layer < tensor.total // parts
+
+
+def _first_eighth_by_number(tensor: RuleInput) -> bool:
+    return tensor.number < tensor.total // 8
+
+
+def _middle(tensor: RuleInput) -> bool:
+    """Returns whether a layer is neither in the first nor in the last eighth."""
+    return tensor.total // 8 <= tensor.layer < 7 * tensor.total // 8
 
 
 def _grouped(tensor: RuleInput) -> bool:
@@ -71,6 +82,18 @@ def _grouped(tensor: RuleInput) -> bool:
     return tensor.heads_per_kv_head >= 4
 
 
+def _grouped_or_experts(tensor: RuleInput) -> bool:
+    return _grouped(tensor) or tensor.experts >= 4
+
+
+def _without_importance(tensor: RuleInput) -> bool:
+    return not tensor.importance
+
+
+_Q8_OF_8 = {"attn_v": "Q8_0", "attn_k": "Q8_0"}  # small compared with the experts
+_Q5_OF_8 = _Q8_OF_8 | {"attn_output": "Q5_K"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """Quantization recipe: a ggml type for most matrices, and rules for the others.
@@ -79,13 +102,19 @@ class Recipe:
       rules: kind of matrix, such as attn_v -> (type, condition) pairs; the first pair whose
         condition is true applies.
       experts: type of stacks of experts' matrices; None means the same as other matrices.
-      output_of_8: type of attn_output in models with eight experts; None means `type`.
+      of_8_experts: kind of matrix -> type in models with eight experts, before all rules.
+      embedding: type of embeddings that do not serve as output matrix; None means `type`.
+      output: type of the output matrix.
+      better_70b: whether 70B models have attn_v matrices of at least Q5_K.
     """
 
     type: str
     rules: Mapping[str, tuple[Rule, ...]] = dataclasses.field(default_factory=dict)
     experts: str | None = None
-    output_of_8: str | None = None
+    of_8_experts: Mapping[str, str] = dataclasses.field(default_factory=lambda: _Q8_OF_8)
+    embedding: str | None = None
+    output: str = "Q6_K"
+    better_70b: bool = True
 
 
 _K_M = {part: (("Q6_K", _outer_and_every_third),) for part in ("attn_v", "ffn_down")}
@@ -101,25 +130,82 @@ _Q3_K_M = {
 }
 _Q3_K_L = {part: (("Q5_K", _always),) for part in ("attn_v", "ffn_down", "attn_output")}
 _Q4_K_S = {"attn_v": (("Q5_K", _first(4)),), "ffn_down": (("Q5_K", _first_of(8)),)}
+_IQ3_XXS = {
+    "attn_v": (("Q4_K", _grouped), ("IQ3_S", _without_importance)),
+    "attn_q": (("IQ2_S", _always),),
+    "attn_k": (("IQ2_S", _always),),
+    "ffn_down": (
+        ("Q4_K", lambda tensor: not tensor.importance and _first_of(8)(tensor)),
+        ("Q3_K", _without_importance),
+    ),
+    "attn_output": (("IQ3_S", _always),),
+}
+_IQ3_XS = {
+    "attn_v": (("Q4_K", _grouped),),
+    "attn_q": (("IQ3_XXS", _always),),
+    "attn_k": (("IQ3_XXS", _always),),
+    "ffn_gate": (("IQ3_XXS", _middle),),
+    "ffn_up": (("IQ3_XXS", _middle),),
+}
+_IQ3_M = {
+    "attn_v": (("Q4_K", _always),),
+    "ffn_down": (
+        ("Q4_K", _first_of(8)),
+        ("Q4_K", lambda tensor: tensor.experts == 8 and _outer_and_every_third(tensor)),
+    ),
+    "attn_output": (("Q4_K", _always),),
+}
+
+
+def _two_bits(type: str, larger: str, embedding: str, attn_output: str | None = None) -> Recipe:
+    """Returns a recipe of IQ1 or IQ2: `larger` is the type of sensitive matrices."""
+    rules: dict[str, tuple[Rule, ...]] = {
+        "attn_v": (("Q4_K", _grouped_or_experts), (larger, _always)),
+        "ffn_down": ((larger, _first_eighth_by_number),),
+    }
+    if attn_output:
+        rules["attn_output"] = ((attn_output, _always),)
+    return Recipe(
+        type,
+        rules,
+        of_8_experts={"attn_k": "Q4_K", "attn_output": "Q5_K"},
+        embedding=embedding,
+        output="Q5_K",
+        better_70b=False,
+    )
+
+
 _IQ4 = {
     "attn_v": (("Q5_K", _grouped),),
     "ffn_down": (("Q5_K", lambda tensor: not tensor.importance and _first_of(8)(tensor)),),
 }
 
 RECIPES = {
-    "Q2_K": Recipe("Q2_K", _Q2_K, output_of_8="Q5_K"),
-    "Q3_K_S": Recipe("Q3_K", output_of_8="Q5_K"),
-    "Q3_K_M": Recipe("Q3_K", _Q3_K_M, output_of_8="Q5_K"),
+    "IQ1_S": _two_bits("IQ1_S", "Q2_K", "Q2_K", "IQ2_XXS"),
+    "IQ1_M": _two_bits("IQ1_M", "Q2_K", "Q2_K", "IQ2_XXS"),
+    "TQ1_0": Recipe("TQ1_0", embedding="Q4_K"),
+    "TQ2_0": Recipe("TQ2_0", embedding="Q4_K"),
+    "IQ2_XXS": _two_bits("IQ2_XXS", "Q2_K", "Q2_K"),
+    "IQ2_XS": _two_bits("IQ2_XS", "Q2_K", "Q2_K"),
+    "IQ2_S": _two_bits("IQ2_XS", "IQ3_S", "IQ3_S", "IQ3_S"),
+    "IQ2_M": _two_bits("IQ2_S", "IQ3_S", "IQ3_S", "IQ3_S"),
+    "IQ3_XXS": Recipe("IQ3_XXS", _IQ3_XXS, of_8_experts=_Q5_OF_8, embedding="IQ3_S", output="Q5_K"),
+    "IQ3_XS": Recipe("IQ3_S", _IQ3_XS, of_8_experts=_Q5_OF_8),
+    "IQ3_S": Recipe("IQ3_S", {"attn_v": (("Q4_K", _grouped),)}, of_8_experts=_Q5_OF_8),
+    "IQ3_M": Recipe("IQ3_S", _IQ3_M, of_8_experts=_Q5_OF_8),
+    "Q2_K": Recipe("Q2_K", _Q2_K, of_8_experts=_Q5_OF_8),
+    "Q3_K_S": Recipe("Q3_K", of_8_experts=_Q5_OF_8),
+    "Q3_K_M": Recipe("Q3_K", _Q3_K_M, of_8_experts=_Q5_OF_8),
     "Q3_K_L": Recipe("Q3_K", _Q3_K_L),
-    "IQ4_XS": Recipe("IQ4_XS", _IQ4, output_of_8="Q5_K"),
-    "IQ4_NL": Recipe("IQ4_NL", _IQ4, output_of_8="Q5_K"),
-    "MXFP4_MOE": Recipe("Q8_0", experts="MXFP4"),
-    "Q4_K_M": Recipe("Q4_K", _K_M, output_of_8="Q5_K"),
-    "Q4_K_S": Recipe("Q4_K", _Q4_K_S, output_of_8="Q5_K"),
+    "IQ4_XS": Recipe("IQ4_XS", _IQ4, of_8_experts=_Q5_OF_8),
+    "IQ4_NL": Recipe("IQ4_NL", _IQ4, of_8_experts=_Q5_OF_8),
+    "MXFP4_MOE": Recipe("Q8_0", experts="MXFP4", output="Q8_0"),
+    "Q4_K_M": Recipe("Q4_K", _K_M, of_8_experts=_Q5_OF_8),
+    "Q4_K_S": Recipe("Q4_K", _Q4_K_S, of_8_experts=_Q5_OF_8),
     "Q5_K_M": Recipe("Q5_K", _K_M),
     "Q5_K_S": Recipe("Q5_K"),
     "Q6_K": Recipe("Q6_K"),
-    "Q8_0": Recipe("Q8_0"),
+    "Q8_0": Recipe("Q8_0", output="Q8_0"),
     "F16": Recipe("F16"),
     "BF16": Recipe("BF16"),
     "F32": Recipe("F32"),
@@ -128,7 +214,10 @@ RECIPES = {
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 #: Fallback types for rows whose length is not a multiple of 256.
 _FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-_FALLBACKS |= {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL"}
+_FALLBACKS |= dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0")
+_FALLBACKS |= dict.fromkeys(
+    ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"
+)
 _LAST_RESORT = "F16"  # for lengths that are not a multiple of 32 either
 
 #: Substring of a tensor name -> part; the first match applies. Names of experts have suffixes.
@@ -137,7 +226,10 @@ _PARTS = {
     "attn_kv_b.weight": "attn_v",
     "attn_v.weight": "attn_v",
     "attn_k.weight": "attn_k",
+    "attn_q.weight": "attn_q",
     "attn_output.weight": "attn_output",
+    "ffn_up": "ffn_up",
+    "ffn_gate": "ffn_gate",
     "ffn_down": "ffn_down",
 }
 #: Substrings of the names of matrices that are not quantized.
@@ -217,17 +309,20 @@ def wanted_types(
         part, shape = parts[name], shapes[name]
         number = seen.get(part, 0)
         seen[part] = number + 1
-        if experts > 1 and part == "ffn_down":
-            number = _in_order(name)[0]
-        tensor = RuleInput(number, totals.get(part, model.num_layers), groups, importance)
+        layer = _in_order(name)[0] if experts > 1 and part.startswith("ffn_") else number
+        total = totals.get(part, model.num_layers)
+        tensor = RuleInput(number, layer, total, groups, experts, importance)
         if recipe.type in _FLOAT_TYPES:
             kind = recipe.type
         elif name == "output.weight" or (tied and name.endswith("token_embd.weight")):
-            kind = "Q8_0" if recipe.type == "Q8_0" else "Q6_K"
+            # Q6_K falls back to Q8_0, which llama.cpp takes for all short rows of this matrix
+            kind = recipe.output if _fits(recipe.output, shape) else "Q6_K"
         elif recipe.experts and len(shape) == 3:
             kind = recipe.experts
         elif recipe.experts:
             kind = recipe.type
+        elif name.endswith("token_embd.weight"):
+            kind = recipe.embedding or recipe.type
         else:
             kind = _matrix_type(recipe, model, part, tensor, experts)
         types[name] = kind
@@ -245,13 +340,13 @@ def _part(name: str) -> str:
 
 
 def _matrix_type(recipe: Recipe, model: Dimensions, part: str, at: RuleInput, experts: int) -> str:
-    if experts == 8 and part in ("attn_v", "attn_k"):
-        return "Q8_0"  # small compared with the experts
+    if experts == 8 and part in recipe.of_8_experts:
+        return recipe.of_8_experts[part]
     if experts == 8 and part == "attn_output":
-        return recipe.output_of_8 or recipe.type
+        return recipe.type
     rules = recipe.rules.get(part, ())
     kind = next((kind for kind, holds in rules if holds(at)), recipe.type)
-    if part == "attn_v" and kind in ("Q3_K", "Q4_K") and _is_70b(model):
+    if part == "attn_v" and kind in ("Q3_K", "Q4_K") and recipe.better_70b and _is_70b(model):
         return "Q5_K"  # shared by eight query heads, so it is small and sensitive
     return kind
 

@@ -33,6 +33,14 @@ def test_bits_drop_what_is_above_them(count, width):
     np.testing.assert_array_equal(unpacked, values & ((1 << width) - 1))
 
 
+@pytest.mark.parametrize("dtype, length", [(np.uint16, 2), (np.uint32, 4)])
+def test_words_are_little_endian(dtype, length):
+    words = np.random.default_rng(1).integers(0, 1 << 16, (3, 5)).astype(dtype)
+    got = np.asarray(pack.little_endian(words))
+    assert got.shape == (3, 5 * length)
+    np.testing.assert_array_equal(got.view(np.dtype(dtype).newbyteorder("<")), words)
+
+
 def test_fifth_bits_are_a_little_endian_word():
     quants = integers(5, 6, 32)
     words = np.asarray(pack.fifth_bits(quants)).view("<u4")[:, 0]

@@ -17,20 +17,21 @@ from support.helpers import nmse
 from support.paths import DATA
 
 import jax_q4k as jq
-from jax_q4k import quantizers
+from jax_q4k import native, quantizers
 from jax_q4k.quantizers import CHUNK
 from ptx_kernels import formats
 
 QUANTIZE = DATA / "quantize"
 # (32, 1024) rows of seven kinds, `importance` (1024,), ggml's Q8_0 of eight rows
 GGML = np.load(QUANTIZE / "ggml.npz")
-# relative errors of ggml's quantizers on these rows
+# relative errors of ggml's quantizers on these rows; IQ1 to IQ3 without weights: with weights of 1
 GGML_RMSE = json.loads((QUANTIZE / "ggml_rmse.json").read_text())
 RMSE = json.loads(
     (QUANTIZE / "rmse.json").read_text()
 )  # relative errors of these quantizers, as last recorded
 KINDS = ["normal", "laplace", "heavy", "offset", "tiny", "sparse", "onesided"]
-FORMATS = list(quantizers.names())
+BOOKS = ["IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS"]  # made by C++ code
+FORMATS = [name for name in quantizers.names() if native.available() or name not in BOOKS]
 SEARCHED = [name for name in FORMATS if name != "Q8_0"]
 K_FORMATS = ["Q4_K", "Q5_K"]
 
@@ -66,16 +67,18 @@ def test_errors_are_below_ggmls(format, kind):
 def test_errors_do_not_rise(format):
     """Errors may rise by at most 0.05%; each step of a search saves more than that somewhere.
 
-    Lower errors may be recorded.
+    Codebook searches round differently with other kernel sets, which changes up to 0.2%. Lower
+    errors may be recorded.
     """
+    more = 1.003 if format in BOOKS else 1.0005
     for kind in KINDS:
         even = relative_rmse(round_trip(GGML[kind], format), GGML[kind])
-        assert even <= 1.0005 * RMSE[f"{kind}/{format}"]
+        assert even <= more * RMSE[f"{kind}/{format}"]
         importance = GGML["importance"]
         weighted = relative_rmse(
             round_trip(GGML[kind], format, importance), GGML[kind], importance.astype(np.float64)
         )
-        assert weighted <= 1.0005 * RMSE[f"{kind}/{format}/weighted"]
+        assert weighted <= more * RMSE[f"{kind}/{format}/weighted"]
 
 
 @pytest.mark.parametrize("format", K_FORMATS)
@@ -144,6 +147,16 @@ def test_fresh_rows_and_both_decoders(format):
         "Q4_K": 0.086,
         "Q5_K": 0.044,
         "Q6_K": 0.022,
+        "IQ1_M": 0.46,
+        "IQ1_S": 0.52,
+        "IQ2_S": 0.295,
+        "IQ2_XS": 0.32,
+        "IQ2_XXS": 0.38,
+        "IQ3_S": 0.154,
+        "IQ3_XXS": 0.195,
+        "NVFP4": 0.087,
+        "TQ1_0": 0.55,
+        "TQ2_0": 0.55,
     }[format]
     assert nmse(w.dequantize(), x) <= bound**2
 
@@ -190,7 +203,8 @@ def test_importance_lowers_the_error_where_it_is(format):
     importance = np.ones(1024)
     importance[::8] = 100
     even, weighted = round_trip(x, format), round_trip(x, format, importance)
-    most = 0.98 if format == "MXFP4" else 0.95  # powers of two leave little choice
+    # powers of two, and one ternary scale for 256 values, leave little choice
+    most = 0.98 if format == "MXFP4" else 0.985 if format.startswith("TQ") else 0.95
     assert relative_rmse(weighted[:, ::8], x[:, ::8]) <= most * relative_rmse(
         even[:, ::8], x[:, ::8]
     )
@@ -312,10 +326,11 @@ def test_values_below_every_step_become_small_ones(format, value):
 
 @pytest.mark.grid
 @pytest.mark.parametrize("format", SEARCHED)
-@pytest.mark.parametrize("value", [0.01, -1.0, 3000.0])
+@pytest.mark.parametrize("value", [0.01, -1.0, 2500.0])
 def test_constants(format, value):
     got = round_trip(np.full((1, 512), value, np.float32), format)
-    bound = 0.2 if format == "MXFP4" else 2e-3  # its scales are powers of two
+    # scales are powers of two, or fp8
+    bound = {"MXFP4": 0.2, "NVFP4": 0.07}.get(format, 2e-3)
     assert relative_rmse(got, np.full((1, 512), value)) <= bound
 
 
@@ -330,10 +345,16 @@ LARGEST |= {
     "Q4_K": 63,
     "Q5_K": 63,
     "Q6_K": 127 * 31,
+    "IQ3_XXS": 31 * 62 / 4,
+    "IQ3_S": 31 * 15,
+    "NVFP4": 2688 / 65504,
 }
+LARGEST |= dict.fromkeys(["TQ1_0", "TQ2_0"], 1)
+LARGEST |= dict.fromkeys(["IQ1_M", "IQ1_S"], 15 * 7 / 8)
+LARGEST |= dict.fromkeys(["IQ2_S", "IQ2_XS", "IQ2_XXS"], 31 * 43 / 8)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", [name for name in FORMATS if name not in BOOKS])
 def test_the_largest_magnitudes_of_both_signs(format):
     limit = LARGEST[format] * 65504.0
     x = limit * np.random.default_rng(2).choice(np.array([1, -1], np.float32), (1, 512))
@@ -352,7 +373,9 @@ def test_the_largest_magnitudes(format, sign):
     x *= np.float32(limit / np.abs(x).max() * 0.999)
     x[0, 17] = sign * limit
     got = round_trip(x, format)
-    assert relative_rmse(got, x) <= (0.3 if format == "Q2_K" else 0.15)
+    few_bits = {"IQ1_S": 0.47, "IQ1_M": 0.44, "IQ2_XXS": 0.36, "IQ2_XS": 0.31, "IQ2_S": 0.27}
+    few_bits |= {"IQ3_XXS": 0.2, "Q2_K": 0.3, "TQ1_0": 0.46, "TQ2_0": 0.46}
+    assert relative_rmse(got, x) <= few_bits.get(format, 0.15)
     x[0, 17] = np.nextafter(np.float32(sign * limit), np.float32(sign * np.inf))
     with pytest.raises(
         ValueError,
@@ -397,7 +420,7 @@ BAD_ARGUMENTS = [
         "Q9_K",
         None,
         ValueError,
-        f"format='Q9_K' must be one of {', '.join(FORMATS)}$",
+        f"format='Q9_K' must be one of {', '.join(quantizers.names())}$",
     ),
     (ONES, None, None, ValueError, "format=None must be one of"),
     (ONES, ["Q4_K"], None, ValueError, r"format=\['Q4_K'\] must be one of"),

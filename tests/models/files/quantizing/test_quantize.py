@@ -224,9 +224,9 @@ def test_a_norm_that_is_nan_is_named():
 
 
 def test_unknown_types_list_the_known():
-    with pytest.raises(ValueError, match="type='Q2_K_L' must be one of Q2_K, Q3_K_S"):
+    with pytest.raises(ValueError, match="type='Q2_K_L' must be one of IQ1_S, IQ1_M"):
         models.quantize(model("llama-gqa"), "Q2_K_L")
-    with pytest.raises(ValueError, match="type='Q2_K_L' must be one of Q2_K, Q3_K_S"):
+    with pytest.raises(ValueError, match="type='Q2_K_L' must be one of IQ1_S, IQ1_M"):
         models.quantize_file(path("llama-gqa"), "/no/such/folder/out.gguf", "Q2_K_L")
 
 

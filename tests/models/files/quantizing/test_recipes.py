@@ -4,6 +4,9 @@ tests/data/recipes.json: `llama_model_quantize` of llama-cpp-python 0.3.36 on ra
 these shapes. The types of a part are listed by layer: "4xQ6_K 2xQ4_K" is four layers of Q6_K, then
 two of Q4_K.
 
+tests/data/recipes_of_few_bits.json: a dry run of the same function for recipes of IQ1 to IQ3,
+ternary types and experts in MXFP4, without an importance matrix; with one, only what differs.
+
 tests/data/recipes_of_architectures.json: matrices of files that llama-quantize made from small
 random models of many architectures, in its recipes: shape and type of each, by layers.
 """
@@ -22,6 +25,7 @@ from jax_q4k.models.files.quantizing import recipes
 from ...golden_files import NAMES, path
 
 CASES = json.loads((DATA / "recipes.json").read_text())
+FEW_BITS = json.loads((DATA / "recipes_of_few_bits.json").read_text())
 ARCHITECTURES = json.loads((DATA / "recipes_of_architectures.json").read_text())
 
 
@@ -55,6 +59,38 @@ def test_types_are_llama_cpps(case, type):
             if name.split(".")[-2] == part and len(shapes[name]) > 1
         ]
         assert found == unrolled(runs), part
+
+
+def shapes_of(case):
+    """Returns the shapes of a Llama, with a vocabulary of 96 and heads of 64."""
+    hidden, inner, experts = case["hidden_size"], case["intermediate_size"], case.get("experts")
+    q, kv = 64 * case["num_heads"], 64 * case["num_kv_heads"]
+    shapes = {"token_embd.weight": (96, hidden)}
+    if not case["tied"]:
+        shapes["output.weight"] = (96, hidden)
+    stack, suffix = ((experts,), "_exps") if experts else ((), "")
+    parts = {"attn_q": (q, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden)}
+    parts |= {"attn_output": (hidden, q), f"ffn_down{suffix}": (*stack, hidden, inner)}
+    parts |= dict.fromkeys((f"ffn_gate{suffix}", f"ffn_up{suffix}"), (*stack, inner, hidden))
+    for layer in range(case["num_layers"]):
+        shapes |= {f"blk.{layer}.{part}.weight": shape for part, shape in parts.items()}
+    return shapes
+
+
+@pytest.mark.parametrize("importance", [False, True])
+@pytest.mark.parametrize(
+    "case, type",
+    [(name, type) for name, case in FEW_BITS.items() for type in case["types"] if " " not in type],
+)
+def test_types_of_few_bits_are_llama_cpps(case, type, importance):
+    case = FEW_BITS[case]
+    shapes, want = shapes_of(case), case["types"][type]
+    if importance:
+        want = want | case["types"].get(f"{type} with importance", {})
+    got = recipes.tensor_types(recipes.get(type), dimensions(**case), shapes, importance=importance)
+    for part, runs in want.items():
+        assert [got[n] for n in shapes if n.split(".")[-2] == part] == unrolled(runs), part
+    assert {name.split(".")[-2] for name in shapes} == set(want)
 
 
 @pytest.mark.parametrize(
