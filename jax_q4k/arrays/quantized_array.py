@@ -16,7 +16,7 @@ import numpy as np
 from ptx_kernels import formats
 
 from ..sharding.layout import Layout, explicit_mesh, explicit_plan, over_devices
-from . import indexing
+from . import flax_registration, indexing
 from .transposed import TransposedArray
 
 
@@ -56,6 +56,7 @@ class QuantizedArray:
                 )
         self.format = format
         self.planes = tuple(planes)
+        flax_registration.if_imported(QuantizedArray)
 
     @classmethod
     def from_gguf_bytes(cls, raw: Any, format: str, shape: Sequence[int]) -> QuantizedArray:
@@ -78,6 +79,36 @@ class QuantizedArray:
         packed = data.reshape(*shape[:-1], shape[-1] // block.block_size, block.block_bytes)
         return cls(
             format, shape, tuple(jax.device_put(plane.copy()) for plane in block.split(packed))
+        )
+
+    @classmethod
+    def abstract(
+        cls, format: str, shape: Sequence[int], sharding: jax.sharding.Sharding | None = None
+    ) -> QuantizedArray:
+        """Returns an array of this shape whose planes are `jax.ShapeDtypeStruct`s.
+
+        It is the target of a restored checkpoint, or an argument of `jax.eval_shape` and
+        `jit(...).lower`. `sharding` is that of all planes: its spec may split the axes of `shape`.
+
+        Raises ValueError for an unknown format, or a k that is not a multiple of its block size.
+        """
+        block = formats.get(format)
+        *leading, k = _checked_shape(shape, block)
+        blocks = (*leading, k // block.block_size)
+        planes = [
+            jax.ShapeDtypeStruct((*blocks, plane.bytes_per_block), np.uint8, sharding=sharding)
+            for plane in block.planes
+        ]
+        return _make(format, tuple(planes))
+
+    @classmethod
+    def zeros(cls, format: str, shape: Sequence[int]) -> QuantizedArray:
+        """Returns an array of this shape whose weights are 0, on the default device.
+
+        Raises ValueError for an unknown format, or a k that is not a multiple of its block size.
+        """
+        return jax.tree.map(  # type: ignore[no-any-return]
+            lambda plane: jnp.zeros(plane.shape, plane.dtype), cls.abstract(format, shape)
         )
 
     def to_gguf_bytes(self) -> bytes:
@@ -261,6 +292,7 @@ def _make(format: str, planes: tuple[Any, ...]) -> QuantizedArray:
     # Unchecked, because JAX unflattens with leaves that are not arrays (specs, None, object()).
     array = object.__new__(QuantizedArray)
     array.format, array.planes = format, planes
+    flax_registration.if_imported(QuantizedArray)
     return array
 
 
