@@ -17,9 +17,11 @@ from ptx_kernels import formats
 
 from ..sharding.layout import Layout, explicit_mesh, explicit_plan, over_devices
 from . import flax_registration, indexing
+from .refusals import missing_attribute, refuse_arithmetic
 from .transposed import TransposedArray
 
 
+@refuse_arithmetic
 @jax.tree_util.register_pytree_with_keys_class
 class QuantizedArray:
     """A packed array of logical shape (..., n, k), quantized along k in ggml's blocks.
@@ -211,21 +213,21 @@ class QuantizedArray:
                     return data
         if hasattr(type(self), name):  # a property failed because the planes lack the attribute
             raise AttributeError(f"{self!r} has no {name}: its planes have none", name=name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name)
+        if name == "aval":  # jnp.zeros_like would otherwise make an array of floats
+            self.refuse()
+        raise missing_attribute(self, name)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
         raise TypeError(f"{self!r} is packed, not an array of numbers: use w.dequantize()")
 
-    def __jax_array__(self) -> NoReturn:
+    def refuse(self) -> NoReturn:
+        """Raises the TypeError of uses as an array of numbers."""
         raise TypeError(
             f"{self!r} is packed, not an array of numbers: use jq.matmul(x, w), which is x @ w.T, "
-            "or w.dequantize()"
+            "or w.dequantize(); jax.tree.map(lambda *planes: jnp.stack(planes), w, v) stacks"
         )
 
-    def __rmatmul__(self, x: Any) -> NoReturn:
-        self.__jax_array__()
-
-    __radd__ = __rmatmul__  # NumPy's own error would be about concatenation
+    __jax_array__ = refuse
 
     def __len__(self) -> int:
         if self.ndim < 2:
