@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from . import cache, checkpoint_policies, collecting, environment, gguf, native, quantizers
     from .arrays import QuantizedArray, is_quantized
     from .arrays.planes import from_planes
-    from .arrays.quantize import quantize
     from .custom_call import EXPORT_CHECKS
     from .errors import (
         CheckpointError,
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from .ops.paged_attention import paged_attention
     from .ops.paged_attention_matmul import paged_attention_matmul
     from .ops.qkv_rope_append import qkv_rope_append
+    from .ops.quantize import quantize
     from .ops.quantize_q8_1 import quantize_q8_1
     from .ops.rms_norm import rms_norm
     from .ops.rope_append import rope_append

@@ -11,7 +11,7 @@ from typing import Any, cast
 import jax
 import jax.extend
 import jax.numpy as jnp
-from jax._src import checkify, config, core, dispatch, sharding_impls
+from jax._src import checkify, config, core, dispatch, dtypes, sharding_impls
 from jax._src.lib import _jax, xla_client
 from jax.experimental import topologies
 from jax.interpreters import mlir
@@ -55,6 +55,16 @@ def run_eagerly(primitive: jax.extend.core.Primitive, *leaves: Any, **params: An
     Respects `jax.disable_jit` and `jax.debug_nans`, as JAX's own primitives do.
     """
     return dispatch.apply_primitive(primitive, *leaves, **params)
+
+
+def refuse_as_value(kind: type, refuse: Callable[[Any], Any]) -> None:
+    """Makes JAX call `refuse`, which raises, where an object of a type is used as one array.
+
+    JAX's own message would be about `__jax_array__` and abstractification. Trees of arrays are not
+    affected: their leaves are the values.
+    """
+    core.pytype_aval_mappings[kind] = refuse
+    dtypes.canonicalize_value_handlers[kind] = refuse
 
 
 class Report:

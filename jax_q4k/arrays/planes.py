@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from ptx_kernels import formats
 
+from .plane_names import format_of
 from .quantized_array import QuantizedArray
 
 
@@ -22,38 +20,11 @@ def from_planes(tree: Any) -> Any:
     leaves stay as they are. Planes may be anything with a shape and a dtype, such as
     ShapeDtypeStructs.
     """
-    return jax.tree.map(_packed, tree, is_leaf=lambda node: _format(node) is not None)
-
-
-@functools.cache
-def _formats() -> dict[frozenset[tuple[str, int]], str]:
-    """Maps each format's set of planes (name, bytes per block) to the format's name.
-
-    No two formats have the same set.
-    """
-    return {
-        frozenset((plane.name, plane.bytes_per_block) for plane in formats.get(name).planes): name
-        for name in formats.names()
-    }
-
-
-def _format(node: Any) -> str | None:
-    """Returns the name of the format whose planes a mapping holds; None for any other node."""
-    if not isinstance(node, Mapping) or not node:
-        return None
-    leading = set()
-    for data in node.values():
-        shape = getattr(data, "shape", None)
-        if shape is None or len(shape) < 2 or getattr(data, "dtype", None) != np.uint8:
-            return None
-        leading.add(tuple(shape[:-1]))
-    if len(leading) != 1:
-        return None
-    return _formats().get(frozenset((name, data.shape[-1]) for name, data in node.items()))
+    return jax.tree.map(_packed, tree, is_leaf=lambda node: format_of(node) is not None)
 
 
 def _packed(node: Any) -> Any:
-    name = _format(node)
+    name = format_of(node)
     if name is None:
         return node
     block = formats.get(name)

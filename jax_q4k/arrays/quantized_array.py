@@ -16,10 +16,12 @@ import numpy as np
 from ptx_kernels import formats
 
 from ..sharding.layout import Layout, explicit_mesh, explicit_plan, over_devices
-from . import indexing
+from . import flax_registration, indexing
+from .refusals import missing_attribute, refuse_arithmetic
 from .transposed import TransposedArray
 
 
+@refuse_arithmetic
 @jax.tree_util.register_pytree_with_keys_class
 class QuantizedArray:
     """A packed array of logical shape (..., n, k), quantized along k in ggml's blocks.
@@ -56,6 +58,7 @@ class QuantizedArray:
                 )
         self.format = format
         self.planes = tuple(planes)
+        flax_registration.if_imported(QuantizedArray)
 
     @classmethod
     def from_gguf_bytes(cls, raw: Any, format: str, shape: Sequence[int]) -> QuantizedArray:
@@ -78,6 +81,36 @@ class QuantizedArray:
         packed = data.reshape(*shape[:-1], shape[-1] // block.block_size, block.block_bytes)
         return cls(
             format, shape, tuple(jax.device_put(plane.copy()) for plane in block.split(packed))
+        )
+
+    @classmethod
+    def abstract(
+        cls, format: str, shape: Sequence[int], sharding: jax.sharding.Sharding | None = None
+    ) -> QuantizedArray:
+        """Returns an array of this shape whose planes are `jax.ShapeDtypeStruct`s.
+
+        It is the target of a restored checkpoint, or an argument of `jax.eval_shape` and
+        `jit(...).lower`. `sharding` is that of all planes: its spec may split the axes of `shape`.
+
+        Raises ValueError for an unknown format, or a k that is not a multiple of its block size.
+        """
+        block = formats.get(format)
+        *leading, k = _checked_shape(shape, block)
+        blocks = (*leading, k // block.block_size)
+        planes = [
+            jax.ShapeDtypeStruct((*blocks, plane.bytes_per_block), np.uint8, sharding=sharding)
+            for plane in block.planes
+        ]
+        return _make(format, tuple(planes))
+
+    @classmethod
+    def zeros(cls, format: str, shape: Sequence[int]) -> QuantizedArray:
+        """Returns an array of this shape whose weights are 0, on the default device.
+
+        Raises ValueError for an unknown format, or a k that is not a multiple of its block size.
+        """
+        return jax.tree.map(  # type: ignore[no-any-return]
+            lambda plane: jnp.zeros(plane.shape, plane.dtype), cls.abstract(format, shape)
         )
 
     def to_gguf_bytes(self) -> bytes:
@@ -180,21 +213,21 @@ class QuantizedArray:
                     return data
         if hasattr(type(self), name):  # a property failed because the planes lack the attribute
             raise AttributeError(f"{self!r} has no {name}: its planes have none", name=name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name)
+        if name == "aval":  # jnp.zeros_like would otherwise make an array of floats
+            self.refuse()
+        raise missing_attribute(self, name)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
         raise TypeError(f"{self!r} is packed, not an array of numbers: use w.dequantize()")
 
-    def __jax_array__(self) -> NoReturn:
+    def refuse(self) -> NoReturn:
+        """Raises the TypeError of uses as an array of numbers."""
         raise TypeError(
             f"{self!r} is packed, not an array of numbers: use jq.matmul(x, w), which is x @ w.T, "
-            "or w.dequantize()"
+            "or w.dequantize(); jax.tree.map(lambda *planes: jnp.stack(planes), w, v) stacks"
         )
 
-    def __rmatmul__(self, x: Any) -> NoReturn:
-        self.__jax_array__()
-
-    __radd__ = __rmatmul__  # NumPy's own error would be about concatenation
+    __jax_array__ = refuse
 
     def __len__(self) -> int:
         if self.ndim < 2:
@@ -261,6 +294,7 @@ def _make(format: str, planes: tuple[Any, ...]) -> QuantizedArray:
     # Unchecked, because JAX unflattens with leaves that are not arrays (specs, None, object()).
     array = object.__new__(QuantizedArray)
     array.format, array.planes = format, planes
+    flax_registration.if_imported(QuantizedArray)
     return array
 
 

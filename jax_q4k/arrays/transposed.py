@@ -10,7 +10,10 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from .refusals import NotAnArray, missing_attribute, refuse_arithmetic
 
+
+@refuse_arithmetic
 @jax.tree_util.register_pytree_with_keys_class
 class TransposedArray:
     """`w.T` of packed weights `w` (n, k): the same planes with the logical shape (k, n).
@@ -50,8 +53,26 @@ class TransposedArray:
     def __rmatmul__(self, x: Any) -> jax.Array:
         return type(self).matmul(x, self.T)
 
+    def __jax_array__(self) -> NotAnArray:
+        return NotAnArray(self._problem())
+
+    def refuse(self) -> NoReturn:
+        """Raises the TypeError of uses as an array of numbers."""
+        raise TypeError(self._problem())
+
+    def _problem(self) -> str:
+        return (
+            f"{self!r} is packed, not an array of numbers: use x @ w.T or jq.matmul(x, w), or "
+            "w.dequantize().T"
+        )
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
-        raise TypeError(f"{self!r} is packed, not an array of numbers: use w.dequantize().T")
+        self.refuse()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "aval":  # jnp.zeros_like would otherwise make an array of floats
+            self.refuse()
+        raise missing_attribute(self, name)
 
     def __repr__(self) -> str:
         return f"{self.T!r}.T"

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ptx_kernels import formats
@@ -52,32 +53,22 @@ def names() -> tuple[str, ...]:
 def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
     """Quantizes rows of floats to ggml's quantization blocks, as the bytes of a GGUF file.
 
-    Has the arguments, accuracy and errors of `jax_q4k.quantize`.
+    Has the arguments, accuracy and errors of `jax_q4k.quantize` of values.
 
     Returns:
       uint8 (..., k / block_size, block_bytes).
     """
-    if format not in names():  # a tuple, because the argument may not be hashable
-        raise ValueError(f"format={format!r} must be one of {', '.join(names())}")
+    block = checked_format(format)
     for name, argument in (("w", w), ("importance", importance)):
         if isinstance(argument, jax.core.Tracer):
             raise TypeError(
-                f"{name} is traced; quantize needs its values: call it outside jit, vmap and grad"
+                f"{name} is traced, and the bytes of a file need its values: call it outside jit, "
+                "vmap and grad, or jax_q4k.quantize, which can be traced"
             )
-    block, quantizer = formats.get(format), _found()[format]
+    quantizer = _found()[format]
     values = np.asarray(w)
-    if values.dtype.name not in _DTYPES:
-        raise TypeError(f"w has dtype {values.dtype.name}; it must be one of {', '.join(_DTYPES)}")
-    if not values.ndim or not values.size:
-        raise ValueError(
-            f"w has shape {values.shape}; it must have at least one axis, and every axis at least 1"
-        )
+    check_weights(values, block)
     *leading, k = values.shape
-    if k % block.block_size:
-        raise ValueError(
-            f"w has shape {values.shape}: k={k} must be a multiple of {block.block_size}, "
-            f"{format}'s block"
-        )
     even = np.ones((1, block.block_size), np.float32)
     row_importance = (
         even if importance is None else _checked_importance(importance, k, block.block_size)
@@ -108,19 +99,89 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
     return packed.reshape(*leading, k // block.block_size, block.block_bytes)
 
 
+def traced(x: jax.Array, format: str, importance: jax.Array | None = None) -> jax.Array:
+    """Quantizes traced float32 x (m, k) to uint8 (m, k / block_size, block_bytes), in plain JAX.
+
+    All bytes of a block are 255 if a value is not finite or beyond the format's range, or if an
+    importance is negative or not finite: the weights of such a block are NaN or infinite.
+
+    Raises TypeError if the format has no quantizer in JAX.
+    """
+    block, quantizer = formats.get(format), _found()[format]
+    if quantizer.traced is None:
+        can = ", ".join(name for name, q in _found().items() if q.traced is not None)
+        raise TypeError(
+            f"w is traced; quantize to {format} needs its values: call it outside jit and vmap, or "
+            f"use one of {can}"
+        )
+    rows, (m, k), count = quantizer.traced, x.shape, x.size // block.block_size
+    if importance is None:
+        weights = jnp.ones((k,), jnp.float32)
+    else:
+        weights = importance.astype(jnp.float32)
+    weights = weights.reshape(-1, block.block_size)
+    largest = weights.max(-1, keepdims=True)
+    scaled = jnp.where(largest > 0, weights / jnp.where(largest > 0, largest, 1), 1)
+    scaled = jnp.maximum(scaled, _LEAST_IMPORTANCE)
+    unusable = ~(jnp.isfinite(weights) & (weights >= 0)).all(-1)
+
+    step = min(CHUNK // block.block_size, count)
+    chunks = -(-count // step)
+    flat = jnp.pad(x.reshape(count, -1), ((0, chunks * step - count), (0, 0)))
+
+    def chunk(start: jax.Array, values: jax.Array) -> jax.Array:
+        column = (start + jnp.arange(step)) % len(weights)
+        packed = rows(values, scaled[column])
+        bad = ~(jnp.abs(values) <= quantizer.largest).all(-1) | unusable[column]
+        return jnp.where(bad[:, None], jnp.uint8(255), packed)
+
+    starts = jnp.arange(chunks) * step
+    packed = jax.lax.map(
+        lambda part: chunk(*part), (starts, flat.reshape(chunks, step, block.block_size))
+    )
+    return packed.reshape(chunks * step, -1)[:count].reshape(m, k // block.block_size, -1)
+
+
+def checked_format(format: Any) -> formats.BlockFormat:
+    """Returns the block format of a quantizer's name; raises ValueError for another name."""
+    if format not in names():  # a tuple, because the argument may not be hashable
+        raise ValueError(formats.unknown(format, names()))
+    return formats.get(format)
+
+
+def check_weights(w: Any, block: formats.BlockFormat) -> None:
+    """Raises TypeError or ValueError for a dtype or shape that `quantize` does not take."""
+    if w.dtype.name not in _DTYPES:
+        raise TypeError(f"w has dtype {w.dtype.name}; it must be one of {', '.join(_DTYPES)}")
+    if not w.ndim or not w.size:
+        raise ValueError(
+            f"w has shape {w.shape}; it must have at least one axis, and every axis at least 1"
+        )
+    if w.shape[-1] % block.block_size:
+        raise ValueError(
+            f"w has shape {w.shape}: k={w.shape[-1]} must be a multiple of {block.block_size}, "
+            f"{block.name}'s block"
+        )
+
+
+def check_importance(importance: Any, k: int) -> None:
+    """Raises TypeError or ValueError for a dtype or shape that `quantize` does not take."""
+    if importance.dtype.kind not in "iuf" and importance.dtype.name != "bfloat16":
+        raise TypeError(f"importance has dtype {importance.dtype.name}; it must be real numbers")
+    if importance.shape != (k,):
+        raise ValueError(
+            f"importance has shape {importance.shape}; it must be ({k},), "
+            "one number for each column of w"
+        )
+
+
 def _checked_importance(importance: Any, k: int, block_size: int) -> np.ndarray:
     """Returns the importance as float32 (k / block_size, block_size).
 
     Each block is scaled so that its largest element is 1; a block of zeros becomes uniform.
     """
     found = np.asarray(importance)
-    if found.dtype.kind not in "iuf" and found.dtype.name != "bfloat16":
-        raise TypeError(f"importance has dtype {found.dtype.name}; it must be real numbers")
-    if found.shape != (k,):
-        raise ValueError(
-            f"importance has shape {found.shape}; it must be ({k},), "
-            "one number for each column of w"
-        )
+    check_importance(found, k)
     found = found.astype(np.float64)
     bad = ~(np.isfinite(found) & (found >= 0))
     if bad.any():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from . import pack
 from .fit import LARGEST_F16
-from .quantizer import Quantizer
+from .quantizer import Blocks, Quantizer
 
 
-def _blocks(x: np.ndarray, importance: np.ndarray) -> np.ndarray:
+def _host(x: np.ndarray, importance: np.ndarray) -> np.ndarray:
     """Quantizes float32 (blocks, 32) to uint8 (blocks, 34).
 
     d = largest magnitude / 127 and q = x * (1 / d), halves rounded away from zero, all in float32.
@@ -23,4 +26,14 @@ def _blocks(x: np.ndarray, importance: np.ndarray) -> np.ndarray:
     )
 
 
-QUANTIZER = Quantizer("Q8_0", 127 * LARGEST_F16, _blocks)
+def _traced(x: jax.Array, importance: jax.Array) -> jax.Array:
+    """Does the same in JAX, where XLA may round d otherwise."""
+    d = jnp.abs(x).max(-1) / 127
+    usable = d >= np.finfo(np.float32).tiny
+    inverse = jnp.where(usable, 1 / jnp.where(usable, d, 1), 0)
+    quants = jax.lax.round(x * inverse[:, None])
+    quants = jax.lax.bitcast_convert_type(quants.astype(jnp.int8), jnp.uint8)
+    return jnp.concatenate([pack.f16_bytes(d), quants], axis=-1)
+
+
+QUANTIZER = Quantizer("Q8_0", 127 * LARGEST_F16, Blocks(_host, _traced))

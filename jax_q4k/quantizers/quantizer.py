@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,23 @@ _COMPILER_OPTIONS = {
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """A function for `Quantizer.blocks` that programs can also call while they are traced.
+
+    Attributes:
+      host: see `Quantizer.blocks`.
+      traced: the same in plain JAX; an XLA that compiles other programs with it may round
+        otherwise.
+    """
+
+    host: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    traced: Callable[[jax.Array, jax.Array], jax.Array]
+
+    def __call__(self, x: np.ndarray, importance: np.ndarray) -> np.ndarray:
+        return self.host(x, importance)
+
+
+@dataclass(frozen=True)
 class Quantizer:
     """The quantizer of a format, named `QUANTIZER` in the format's module.
 
@@ -34,18 +50,23 @@ class Quantizer:
       largest: largest magnitude that a block represents whatever the signs of its values; beyond
         it, d would overflow.
       blocks: float32 values and importance, both (blocks, block_size) -> uint8 (blocks,
-        block_bytes).
+        block_bytes). Only `Blocks` can be traced.
     """
 
     format: str
     largest: float
     blocks: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
+    @property
+    def traced(self) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
+        """`blocks` of traced arrays; None if it needs their values."""
+        return self.blocks.traced if isinstance(self.blocks, Blocks) else None
+
 
 def searched(
     format: str, shape: tuple[int, ...], fields: Callable[[jax.Array, jax.Array], Fields]
-) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Returns a function for `Quantizer.blocks` that searches for scales in JAX, on the CPU.
+) -> Blocks:
+    """Returns a function for `Quantizer.blocks` that searches for scales in JAX.
 
     Args:
       shape: shape of a block, (values,) or (values, sub-blocks).
@@ -54,18 +75,19 @@ def searched(
     """
     struct = formats.get(format).struct
 
-    @functools.partial(jax.jit, compiler_options=_COMPILER_OPTIONS)
-    def run(x: jax.Array, importance: jax.Array) -> jax.Array:
+    def traced(x: jax.Array, importance: jax.Array) -> jax.Array:
         x, importance = (a.reshape(-1, *shape[::-1]).T for a in (x, importance))
         found = fields(x, error_weights(x, importance))
         return jnp.concatenate([found[name] for name, _ in struct], axis=-1)
 
-    def blocks(x: np.ndarray, importance: np.ndarray) -> np.ndarray:
+    run = jax.jit(traced, compiler_options=_COMPILER_OPTIONS)
+
+    def host(x: np.ndarray, importance: np.ndarray) -> np.ndarray:
         cpu = jax.local_devices(backend="cpu")[0]
         with jax.numpy_rank_promotion("allow"):
             return np.asarray(run(*jax.device_put((x, importance), cpu)))
 
-    return blocks
+    return Blocks(host, traced)
 
 
 def as_bytes(values: jax.Array) -> Any:

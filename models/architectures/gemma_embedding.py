@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from . import gemma3
+from . import gemma2, gemma3
 from .base import CheckpointClass
 from .encoder_tables import DENSE
 from .tensor_tables import INPUT, OUTPUT
@@ -16,7 +16,7 @@ def _metadata(fields: Any) -> Mapping[str, Any]:
     """Returns metadata of a config.json; raises CheckpointError for that of a decoder."""
     if not fields.boolean("use_bidirectional_attention", False):
         fields.fail("use_bidirectional_attention", "is not true, but a decoder has an lm_head")
-    return gemma3.score_scale(fields)
+    return gemma2.score_scale(fields)
 
 
 _TEXT: CheckpointClass = dataclasses.replace(

@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,4 +50,15 @@ def get(name: str) -> BlockFormat:
     try:
         return _found()[name]
     except (KeyError, TypeError):
-        raise ValueError(f"format={name!r} must be one of {', '.join(_found())}") from None
+        raise ValueError(unknown(name, names())) from None
+
+
+def unknown(name: Any, known: Sequence[str]) -> str:
+    """Returns the message about a format that is not `known`, with the name that it resembles.
+
+    Another case, other separators, and llama.cpp's names of mixed files (Q4_K_M) are recognized.
+    """
+    message = f"format={name!r} must be one of {', '.join(known)}"
+    letters = re.sub("[^A-Z0-9]", "", str(name).upper())
+    begins = [n for n in known if letters.startswith(n.replace("_", ""))]
+    return f"{message}; did you mean {max(begins, key=len)!r}?" if begins else message

@@ -140,16 +140,16 @@ class BlockFormat:
         names = [name for name, _ in self.struct]
         return sum(size for _, size in self.struct[: names.index(field)])
 
-    def split(self, raw: np.ndarray) -> tuple[np.ndarray, ...]:
+    def split(self, raw: Any, xp: Any = np) -> tuple[Any, ...]:
         """Splits uint8 (..., blocks, block_bytes) into planes, uint8 (..., blocks, bytes) each.
 
-        The planes are views if possible.
+        The planes are views if possible. `xp` is `numpy` or `jax.numpy`.
         """
         parts = (
             [raw[..., offset : offset + size] for offset, size in p.offset_runs]
             for p in self.planes
         )
-        return tuple(part[0] if len(part) == 1 else np.concatenate(part, axis=-1) for part in parts)
+        return tuple(part[0] if len(part) == 1 else xp.concatenate(part, axis=-1) for part in parts)
 
     def join(self, planes: Sequence[np.ndarray]) -> np.ndarray:
         """Joins planes to uint8 (..., blocks, block_bytes): the exact inverse of `split`."""

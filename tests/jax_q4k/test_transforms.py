@@ -28,7 +28,6 @@ NO_OPERATIONS = {
     "page_dtype",
     "selected",
 }
-SOME_ARE_RIGHT = [name for name, case in CASES.items() if "traced" not in case.refuses]
 
 
 def each(names):
@@ -41,7 +40,7 @@ def each(names):
     "implementation, dtype, part",
     [pytest.param(*run, marks=NATIVE.marks if run[0] == "native" else ()) for run in RUNS],
 )
-@each(SOME_ARE_RIGHT)
+@each(CASES)
 def test_supported_transforms_are_right(name, implementation, dtype, part, pytestconfig):
     if dtype != DTYPES[0] and not CASES[name].activations:
         pytest.skip("no operand has another dtype")
@@ -62,7 +61,7 @@ def test_supported_transforms_are_right(name, implementation, dtype, part, pytes
     assert not wrong
 
 
-@each(SOME_ARE_RIGHT)
+@each(CASES)
 def test_kernels_for_cuda(name):
     """Lowers each transform's program, which must contain the operation's kernels, if any."""
     case = CASES[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -82,23 +83,54 @@ def test_only_two_axes_have_a_view():
         lambda: np.array(W),
         lambda: np.asarray(W, np.float32),
         lambda: np.dot(X, W),
+        lambda: jax.lax.dot_general(X, W, (((1,), (1,)), ((), ()))),
+        lambda: jnp.concatenate([W, W]),
+        lambda: jnp.zeros_like(W),
+        lambda: jnp.full_like(W, 2),
+        lambda: X * W,
+        lambda: W - X,
+        lambda: 2 * W,
+        lambda: -W,
+        lambda: W @ W,
+        lambda: W < X,
+        lambda: jnp.dot(X, W.T),
+        lambda: jnp.matmul(X, W.T),
+        lambda: jax.lax.dot_general(X, W.T, (((1,), (0,)), ((), ()))),
+        lambda: jnp.zeros_like(W.T),
+        lambda: jnp.asarray(W.T),
+        lambda: X + W.T,
+        lambda: jnp.asarray(X) * W.T,
+        lambda: W.T @ X.T,
+        lambda: np.asarray(W.T),
     ],
 )
 def test_conversions_say_what_to_use(function):
     with pytest.raises(TypeError) as error:
         function()
-    message = str(error.value)
-    assert "w.dequantize()" in message and "packed" in message and len(message) < 200
+    message = str(error.value.__cause__ or error.value)
+    assert "w.dequantize()" in message and "packed" in message and len(message) < 270
 
 
-@pytest.mark.parametrize("function", [lambda: np.add(X, W), lambda: X * W, lambda: W - X])
-def test_numpys_operators_refuse_packed_weights(function):
-    with pytest.raises(TypeError, match=r"__array_ufunc__=None|unsupported operand"):
-        function()
+def test_einsum_of_the_view_says_what_to_use():
+    with pytest.raises((TypeError, ValueError), match=r"use x @ w.T or jq.matmul\(x, w\)"):
+        jnp.einsum("mk,kn->mn", X, W.T)
+
+
+def test_stacking_is_explained():
+    with pytest.raises(TypeError) as error:
+        jnp.stack([W, W])
+    (code,) = re.findall(r"jax.tree.map\(.*\)(?= stacks)", str(error.value))
+    stack = eval(code, {"jax": jax, "jnp": jnp, "w": W, "v": W})
+    assert stack.shape == (2, *W.shape)
+
+
+def test_numpys_functions_refuse_packed_weights():
+    with pytest.raises(TypeError, match="__array_ufunc__=None"):
+        np.add(X, W)
 
 
 def test_a_view_is_no_array_and_no_weight():
-    with pytest.raises(TypeError, match=r"\.T is packed, .*: use w.dequantize\(\).T"):
+    with pytest.raises(TypeError, match=r"\.T is packed, .* or w.dequantize\(\).T"):
         np.asarray(W.T)
     with pytest.raises(TypeError, match="w is a transposed view, .*; it must be the array itself"):
         jq.matmul(X, W.T)
@@ -127,8 +159,21 @@ def test_planes_are_attributes_as_key_paths_name_them(name):
     for path, plane in jax.tree_util.tree_leaves_with_path(w):
         assert getattr(w, path[0].name) is plane
         assert not hasattr(jq.QuantizedArray, path[0].name)  # it would hide the attribute
-    with pytest.raises(AttributeError, match="'QuantizedArray' object has no attribute 'astype'"):
+
+
+@pytest.mark.parametrize("w, kind", [(W, "QuantizedArray"), (W.T, "TransposedArray")])
+def test_attributes_of_arrays_have_a_hint(w, kind):
+    with pytest.raises(AttributeError) as error:
         w.astype  # noqa: B018
+    assert str(error.value) == (
+        f"{kind!r} object has no attribute 'astype': it is packed; w.dequantize(dtype) is an array "
+        "of numbers"
+    )
+    with pytest.raises(AttributeError, match=r"'reshape': it is packed; w.dequantize\(\) is"):
+        w.reshape(-1)
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'$"):
+        w.no_such_name  # noqa: B018
+    assert not hasattr(w, "reshape") and getattr(w, "sum", None) is None
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ CALLS = {
     "linear of a stack": lambda: jq.matmul(X, W[None], index=0, bias=NORM),
     "float_matmul": lambda: jq.matmul(HALF, jnp.ones((24, 256))),
     "dequantize": lambda: jq.dequantize(DOWN, jnp.float16),
+    "quantize": lambda: jq.quantize(HALF * 2, "Q6_K"),
+    "quantize with an importance": lambda: jq.quantize(HALF * 2, "Q8_0", NORM),
     "quantize_q8_1": lambda: jq.quantize_q8_1(HALF),
     "argmax": lambda: jq.argmax(HALF),
     "top_k": lambda: jq.top_k(HALF, 7),

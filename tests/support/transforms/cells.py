@@ -38,8 +38,6 @@ def status(case: Case, transform: str) -> bool | Refusal:
     asked = TRANSFORMS[transform]
     if not asked.applies(case) or (asked.derivative and not case.moving):
         return False
-    if "traced" in case.refuses:
-        return asked.traced and case.refuses["traced"]
     if asked.derivative and "derivative" in case.refuses:
         return case.refuses["derivative"]
     return case.refuses.get(transform, True)
