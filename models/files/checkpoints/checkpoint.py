@@ -448,7 +448,6 @@ def interleaved(rows: np.ndarray, heads: int, last: int | None = None) -> np.nda
     """
     of_heads = rows.reshape(heads, -1, *rows.shape[1:])
     start = 0 if last is None else of_heads.shape[1] - last
-    rotated = of_heads[:, start:]
-    halves = rotated.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2)
-    parts = of_heads[:, :start], halves.reshape(rotated.shape)
-    return np.concatenate(parts, axis=1).reshape(rows.shape)
+    order = np.arange(of_heads.shape[1])
+    order[start:] = order[start:].reshape(2, -1).T.reshape(-1)
+    return of_heads[:, order].reshape(rows.shape)
