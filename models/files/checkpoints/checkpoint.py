@@ -329,6 +329,7 @@ class CheckpointSource:
         return (
             what == "bias"
             and f"{module}.weight" in self._weights.packed
+            and self._weights.stored[stored_name].dtype in TYPES
             and not self._weights.read(stored_name).any()
         )
 

@@ -207,7 +207,11 @@ class _Places:
     def __init__(self, file: Path) -> None:
         with open(file, "rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            self._header = json.loads(stream.read(length))
+            try:
+                self._header = json.loads(stream.read(length))
+            except ValueError:  # safetensors has read it before
+                problem = "changed while the file was read"
+                raise CheckpointError(str(file), "header", problem) from None
         self._file, self._start = file, 8 + length
 
     def read(self, name: str, stored: Stored, first: int, shape: tuple[int, ...]) -> np.ndarray:

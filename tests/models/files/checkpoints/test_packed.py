@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -716,6 +717,19 @@ def test_biases_of_zeros_that_gptq_added_are_skipped(tmp_path):
     save_file(tensors, packed / "model.safetensors")
     with pytest.raises(jq.CheckpointError, match="down_proj.bias': is not part of a llama model"):
         models.CheckpointSource(packed)
+
+
+def test_a_file_in_fp8_that_changes_while_it_is_read(tmp_path):
+    case = CASES["fp8-tensor"](64, 96)
+    weights, file = opened(tmp_path, case), tmp_path / "model.safetensors"
+    weights.read("m.weight", slice(0, 8))  # the file stays open
+    os.truncate(file, file.stat().st_size - 1000)
+    with pytest.raises(jq.CheckpointError, match="tensor 'm.weight.*changed while|safetensors rej"):
+        weights.read("m.weight")
+    weights = opened(tmp_path, case)
+    opened(tmp_path, case, weight=np.ones((64, 90), E4M3))
+    with pytest.raises(jq.CheckpointError, match="tensor 'm.weight': changed while"):
+        weights.read("m.weight")
 
 
 def test_experts_in_fp8(tmp_path):
