@@ -19,7 +19,7 @@ import numpy as np
 from ptx_kernels.formats.unpack import codebooks
 
 from ..errors import NativeUnavailableWarning
-from . import build, elf
+from . import build
 
 #: Names of the handlers, without the prefix of symbols and XLA targets.
 HANDLERS = (
@@ -57,8 +57,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     if not path.exists():
         return None, f"{build.LIBRARY} was not built; {build.HOW_TO}"
     try:
-        if missing := elf.bytes_missing(path):
-            return None, f"{path} is truncated: {missing} bytes are missing; {build.HOW_TO}"
+        if not build.is_sealed(path.read_bytes()):
+            return None, f"{path} is damaged: its checksum differs or is missing; {build.HOW_TO}"
         library = ctypes.CDLL(str(path))
         library.jax_q4k_fingerprint.restype = ctypes.c_char_p
         built, now = library.jax_q4k_fingerprint().decode(), build.fingerprint()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -22,14 +22,14 @@ from jax_q4k import CheckpointError, GGUFError, QuantizedArray, gguf
 from ...architectures.base import CheckpointClass
 from ...config import Config
 from ...config.fused_names import parts_of
-from ...config.tensors import expected_tensors
+from ...config.tensors import Expected, expected_tensors
 from ...network.adapters import adapted, named_linears, present
 from ...network.parts import Parts
 from ...runner.adapters import MAX_SCALE, Adapter, Pair, check_scale
 from ...runner.model import Model
 from ...support.json_fields import JSONFields
 from ..checkpoints import tensor_locations
-from ..checkpoints.checkpoint import interleaved, name_in_decoder
+from ..checkpoints.checkpoint import in_rope_order, name_in_decoder
 from ..checkpoints.config_json import MAX_CONFIG
 from ..checkpoints.safetensors import TYPES, Weights
 from . import settings as lora_settings
@@ -182,9 +182,7 @@ def _from_modules(
                 ranks = ", ".join(map(str, sorted(settings.ranks)))
                 problem = f"has rank {a.shape[0]}; r and rank_pattern in {_CONFIG} are {ranks}"
                 fail(f"tensor {names[0]!r}", problem)
-            of_part, entry = b[rows], expected[part].entry
-            if entry.rotated and config.interleaved_rope and not checkpoint.interleaved_rope:
-                of_part = interleaved(of_part, getattr(config, entry.rotated))
+            of_part = in_rope_order(b[rows], expected[part].entry, config, checkpoint)
             pair = Pair(a, of_part, settings.scale(name, a.shape[0]), names)
             _add(pairs, part, pair, fail)
     return pairs
@@ -245,6 +243,8 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
                 parts = parts_of(config, name) or parts
             if unknown := [part for part in parts if part not in targets]:
                 fail(f"tensor {both[0]!r}", _not_adapted(unknown[0]))
+            if config.checkpoint_interleaved is not None:
+                _check_unrotated(parts, expected, both, fail)
             counts = [expected[part].shape[0] for part in parts]
             _check_shapes(a, b, (sum(counts), expected[parts[0]].shape[-1]), both, fail)
             # An alpha of 0 counts as missing, as in llama.cpp.
@@ -253,6 +253,16 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
             for part, start, end in zip(parts, ends - counts, ends, strict=True):
                 _add(pairs, part, Pair(a, b[start:end], scale, both), fail)
     return pairs
+
+
+def _check_unrotated(
+    parts: Sequence[str], expected: Mapping[str, Expected], names: tuple[str, str], fail: Fail
+) -> None:
+    """Fails for matrices that rope rotates: llama.cpp's converter ignores `rope_interleave`."""
+    if rotated := [part for part in parts if expected[part].entry.rotated]:
+        problem = f"is of {rotated[0]}, whose rows were reordered as rope_interleave says when the"
+        problem += " model was converted; convert_lora_to_gguf does not: pass PEFT's folder"
+        fail(f"tensor {names[0]!r}", problem)
 
 
 def _from_example(
