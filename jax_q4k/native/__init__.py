@@ -18,6 +18,7 @@ import numpy as np
 
 from ptx_kernels.formats.unpack import codebooks
 
+from .. import cpus
 from ..errors import NativeUnavailableWarning
 from . import build
 
@@ -207,5 +208,7 @@ def call(
     return list(ffi_call(*operands, **typed))
 
 
-# At import, since a program exported elsewhere may call the handlers before anything is lowered.
+# At import, since a program exported elsewhere may call the handlers before anything is lowered,
+# and since XLA counts its threads once.
+cpus.limit_threads()
 _load()
