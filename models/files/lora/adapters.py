@@ -25,7 +25,7 @@ from ...config.fused_names import parts_of
 from ...config.tensors import Expected, expected_tensors
 from ...network.adapters import adapted, named_linears, present
 from ...network.parts import Parts
-from ...runner.adapters import MAX_SCALE, Adapter, Pair, check_scale
+from ...runner.adapters import MAX_REACH, MAX_SCALE, Adapter, Pair, check_scale
 from ...runner.model import Model
 from ...support.json_fields import JSONFields
 from ..checkpoints import tensor_locations
@@ -49,7 +49,7 @@ _GGUF_KEYS = (
     "adapter.lora.task_name",
     "adapter.lora.prompt_prefix",
 )
-_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_MAX_BETWEEN = 1e30  # of |A x| for |x| <= 1; activations x may be a million times as large
 
 Fail: TypeAlias = Callable[[str, str], NoReturn]
 
@@ -70,13 +70,14 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
       jax_q4k.CheckpointError, jax_q4k.GGUFError: the file is malformed, belongs to another model,
         or is not supported: adapters of experts, embeddings, routers or norms, DoRA, and adapters
         whose training changed the base weights. Both are ValueErrors. ValueError: a scale that is
-        not finite; a model on several devices. OSError: it cannot be read.
+        not finite or too large; a model on several devices. OSError: it cannot be read.
     """
     check_scale(scale)
     if model.placement is not None:
         raise ValueError("model is on several devices; adapters need a model on one device")
     named = named_linears(model.config)
     pairs = read(path, model.config, frozenset(named))
+    check_scale(scale, pairs)
     _check_present(model, pairs, os.fsdecode(path))
     parts = model.parts()
     adapters = {
@@ -323,16 +324,13 @@ def _paired(
 
 
 def _add(pairs: dict[str, Pair], matrix: str, pair: Pair, fail: Fail) -> None:
-    """Adds a pair to `pairs`; fails for a matrix's second adapter, or if float32 overflows."""
+    """Adds a pair to `pairs`; fails for a matrix's second adapter, or a huge one."""
     if matrix in pairs:
         problem = f"is of {matrix}, like {pairs[matrix].names[0]!r}"
         fail(f"tensor {pair.names[0]!r}", problem)
-    between = np.abs(pair.a).astype(np.float64).sum(axis=1)  # bound of |A x| for |x| <= 1
-    added = abs(pair.scale) * (np.abs(pair.b).astype(np.float64) @ between)
-    for name, reach in zip(pair.names, (between.max(), added.max()), strict=True):
-        if not reach <= _MAX_FLOAT32:
-            problem = "is so large that the adapter is infinite in float32"
-            fail(f"tensor {name!r}", problem)
+    for name, reach, most in zip(pair.names, pair.reach, (_MAX_BETWEEN, MAX_REACH), strict=True):
+        if not reach <= most:
+            fail(f"tensor {name!r}", "is so large that logits may be NaN with the adapter")
     pairs[matrix] = pair
 
 
