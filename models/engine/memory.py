@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from jax_q4k import control_groups
 
 from ..config import Config
 from ..kv_cache import PagedCache
@@ -21,7 +24,12 @@ MAX_ROWS = 256
 #: Fraction of the free memory that a batch may use.
 SHARE = 0.5
 
-_CGROUP = Path("/sys/fs/cgroup")
+#: Files with the limit and the bytes in use of a control group, and the prefix of the sizes in
+#: `memory.stat` that include its children, in both versions.
+_LIMITS = (
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
 
 #: More bytes than any machine has.
 _UNKNOWN = 2**61
@@ -88,7 +96,7 @@ def free_bytes_of(devices: Iterable[jax.Device]) -> int | None:
     free = [s["bytes_limit"] - s["bytes_in_use"] for s in stats if s and "bytes_limit" in s]
     if free:
         return min(free)
-    found = [size for size in (_available(), _in_cgroup()) if size is not None]
+    found = [size for size in (_available(), *map(_in_group, _groups())) if size is not None]
     return min(found, default=None)
 
 
@@ -102,10 +110,22 @@ def _available() -> int | None:
     return int(sizes[0]) * 1024 if sizes else None
 
 
-def _in_cgroup() -> int | None:
-    """Returns the free bytes under the cgroup's memory limit; None if there is no limit."""
-    try:
-        limit, used = ((_CGROUP / name).read_text() for name in ("memory.max", "memory.current"))
-        return max(int(limit) - int(used), 0)
-    except (OSError, ValueError):  # "max": no limit
-        return None
+def _groups(root: Path = Path("/")) -> Iterator[Path]:
+    """Yields the folders of control groups whose memory limits apply to this process."""
+    return control_groups.folders("memory", root)
+
+
+def _in_group(folder: Path) -> int | None:
+    """Returns the free bytes under a control group's limit; None if it has no limit."""
+    for most, current, prefix in _LIMITS:
+        limit, used = (control_groups.text_of(folder / name) for name in (most, current))
+        with contextlib.suppress(ValueError):  # "max": no limit
+            return max(int(limit) - max(int(used) - _cached(folder, prefix), 0), 0)
+    return None
+
+
+def _cached(folder: Path, prefix: str) -> int:
+    """Returns the bytes of cached files in a control group, which count as used and can go."""
+    lines = map(str.split, control_groups.text_of(folder / "memory.stat").splitlines())
+    sizes = {line[0]: line[1] for line in lines if len(line) == 2 and line[1].isdecimal()}
+    return sum(int(sizes.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))

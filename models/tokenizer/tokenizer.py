@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from .vocabulary import Vocabulary
 
 #: Number of cached results of `tokens_with`.
 _MOST_HOLDING = 8
+_HOLDING = threading.Lock()
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -271,14 +273,16 @@ class Tokenizer:
 
         The text of a control token is its name.
         """
-        if texts not in self._holding:
+        if (known := self._holding.get(texts)) is None:
             wanted = [text.encode() for text in texts]
             every = map(self.token_bytes, range(self.vocab_size))
             found = (i for i, token in enumerate(every) if any(text in token for text in wanted))
-            self._holding[texts] = tuple(found)
-            while len(self._holding) > _MOST_HOLDING:
-                del self._holding[next(iter(self._holding))]
-        return self._holding[texts]
+            known = tuple(found)
+            with _HOLDING:
+                self._holding[texts] = known
+                while len(self._holding) > _MOST_HOLDING:
+                    del self._holding[next(iter(self._holding))]
+        return known
 
     def _check(self, token_id: int) -> int:
         try:

@@ -48,6 +48,54 @@ def test_prompts_that_wait_for_rows_take_the_programs_of_the_first(monkeypatch):
     assert out[0].timings.compile == 0
 
 
+V2 = "0::/a.slice/b\n", "1 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+V1 = "3:memory:/box\n", "1 1 0:1 /box /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+STAT = "anon 5\ninactive_file 30\nactive_file 20\ntotal_inactive_file 3\ntotal_active_file 2\n"
+LIMITS = {
+    "2": (*V2, {"a.slice/b/memory.max": "100", "a.slice/b/memory.current": "60"}, 40),
+    "2, a parent's": (
+        *V2,
+        {
+            "a.slice/b/memory.max": "max",
+            "a.slice/b/memory.current": "60",
+            "a.slice/memory.max": "100\n",
+            "a.slice/memory.current": "90\n",
+            "a.slice/memory.stat": STAT,
+        },
+        60,
+    ),
+    "2, none": (*V2, {"a.slice/b/memory.max": "max", "a.slice/b/memory.current": "60"}, None),
+    "1": (
+        *V1,
+        {
+            "memory/memory.limit_in_bytes": "100",
+            "memory/memory.usage_in_bytes": "60",
+            "memory/memory.stat": STAT,
+        },
+        45,
+    ),
+    "1, exceeded": (
+        *V1,
+        {"memory/memory.limit_in_bytes": "100", "memory/memory.usage_in_bytes": "101"},
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_memory_limits_of_containers(case, monkeypatch, tmp_path):
+    """Cached files count as free; groups of version 1 and nested ones have limits, too."""
+    groups, mounts, files, want = LIMITS[case]
+    found = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in (found | {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    of_groups = list(memory._groups(tmp_path))
+    monkeypatch.setattr(memory, "_groups", lambda: of_groups)
+    monkeypatch.setattr(memory, "_available", lambda: None)
+    assert memory.free_bytes_of([]) == want
+
+
 def test_memory_bounds_a_batch(monkeypatch):
     loaded = model("llama-gqa")
 
@@ -88,7 +136,7 @@ def test_free_memory(monkeypatch, tmp_path):
     loaded = model("llama-gqa")
     machine = memory.free_bytes(loaded)
     assert machine is not None and 0 < machine < 2**50
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_groups", lambda: [tmp_path])
     (tmp_path / "memory.max").write_text("3000\n")
     (tmp_path / "memory.current").write_text("1000\n")
     assert memory.free_bytes(loaded) == 2000

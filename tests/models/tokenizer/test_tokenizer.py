@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -569,6 +571,22 @@ def test_streaming_of_any_ids(ids: list[int]) -> None:
     want = raw.decode(errors="replace")
     assert "".join(map(stream.push, ids)) + stream.finish() == want
     assert t.decode(ids, skip_special=False, strip_prefix=False) == want
+
+
+def test_tokens_that_contain_texts_in_threads() -> None:
+    """More texts than the cache holds, so that threads drop each other's results."""
+    t = build(spm_metadata({"ab": (NORMAL, 0.0)}))
+    want = {text: t.tokens_with((text,)) for text in map(chr, range(97, 117))}
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            asked = [*want] * 8
+            found = pool.map(lambda text: t.tokens_with((text,)), asked)
+            assert [*found] == [want[text] for text in asked]
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(want["a"]) == 2
 
 
 def test_a_character_waits_for_its_last_byte() -> None:
