@@ -79,15 +79,19 @@ class CheckpointSource:
             raise FileNotFoundError(2, "No such file or directory", self.name)
         fields = JSONFields.read(folder / "config.json", config_json.MAX_CONFIG)
         self.description = config_json.describe(fields)
+        vectors = sentence_transformers.settings(folder, self.description.config.kind)
+        if vectors.dense is not None:
+            self.description = _with_dense(self.description, vectors.dense[2])
         self.config = self.description.config
         # A folder's name need not be Unicode.
         folder_name = folder.resolve().name.encode(errors="replace").decode()
         title = {"general.type": "model", "general.name": folder_name or "model"}
         self.tokenizer = tokenizer_files.load(folder, fields, self.config.vocab_size)
-        vectors = sentence_transformers.metadata(folder, self.config.architecture)
-        self.model_metadata: dict[str, Any] = self.description.metadata | title | vectors
+        self.model_metadata: dict[str, Any] = self.description.metadata | title | vectors.metadata
         self.model_metadata |= tokenizer_files.sampling(folder, fields)
         self._weights = Weights(location)
+        for path, name in zip((vectors.dense or ())[:2], ("dense_2", "dense_3"), strict=False):
+            self._weights.add(Path(path) / "model.safetensors", f"{name}.")
         self._decoder = self._of_the_decoder()
         self._tied = self.description.tied and self._tie()
         self._expected = expected_tensors(self.config)
@@ -293,6 +297,17 @@ class CheckpointSource:
         if name.removesuffix(".weight") in self.description.lacking:
             return False
         return entry.required or entry.gguf in self.description.tensors
+
+
+def _with_dense(description: config_json.Description, size: int) -> config_json.Description:
+    """Returns the description with dense layers after pooling, of this inner size."""
+    config = dataclasses.replace(description.config, dense_size=size)
+    return dataclasses.replace(
+        description,
+        config=config,
+        metadata=description.metadata | config.to_metadata(),
+        tensors=(*description.tensors, "dense_2", "dense_3"),
+    )
 
 
 @gc_throttled()
