@@ -3,9 +3,11 @@
 import dataclasses
 import functools
 import json
+import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from support import encoders
 from support.helpers import nmse
 from support.paths import DATA, ROOT
@@ -93,6 +95,38 @@ def test_folders_of_transformers(name):
     got = models.embed(given, expected["texts"], pooling="none")
     for vectors, want in zip(got, expected["vectors"], strict=True):
         assert nmse(vectors, np.array(want)) <= 1e-11
+
+
+def test_dense_layers_of_a_folder(tmp_path):
+    """EmbeddingGemma's folders have them in folders of their own."""
+    shutil.copytree(DATA / "encoders" / "gemma-embedding", tmp_path, dirs_exist_ok=True)
+    names, rng = ("Transformer", "Pooling", "Dense", "Dense", "Normalize"), np.random.default_rng(0)
+    modules = [
+        {"path": f"{i}_{name}" if i else "", "type": f"sentence_transformers.models.{name}"}
+        for i, name in enumerate(names)
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    weights = []
+    for name, n, k in (("2_Dense", 80, 32), ("3_Dense", 32, 80)):
+        (tmp_path / name).mkdir()
+        about = {"in_features": k, "out_features": n, "bias": False}
+        about["activation_function"] = "torch.nn.modules.linear.Identity"
+        (tmp_path / name / "config.json").write_text(json.dumps(about))
+        weights.append(rng.standard_normal((n, k)).astype(np.float32))
+        save_file({"linear.weight": weights[-1]}, tmp_path / name / "model.safetensors")
+    given, (_, expected) = models.load(tmp_path), folder("gemma-embedding")
+    mean = np.array(expected["vectors"][0]).mean(0)
+    want = weights[1].astype(float) @ (weights[0].astype(float) @ mean)
+    got = models.embed(given, expected["texts"][0])
+    assert nmse(got, want / np.linalg.norm(want)) <= 1e-11
+    models.save_gguf(given, tmp_path / "a.gguf")
+    assert models.load(tmp_path / "a.gguf").config.dense_size == 80
+    about["bias"] = True
+    (tmp_path / "3_Dense/config.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match="3_Dense/config.json: bias=true is not supported"):
+        models.embed(models.load(tmp_path), [5])
 
 
 @pytest.mark.parametrize("name", FOLDERS)
