@@ -57,7 +57,7 @@ _SOFT_CAPS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Config:
     """Architecture and dimensions of a decoder.
 
@@ -99,6 +99,12 @@ class Config:
     shared_kv_layers: int = 0  # number of last layers that share KV of earlier layers
     inner_sizes: tuple[int, ...] | None = None  # per layer; None means intermediate_size
     per_layer_size: int = 0  # of per-layer embeddings; 0: none
+
+    def __repr__(self) -> str:
+        """Returns one line; `dataclasses.asdict` has all fields."""
+        shown = "hidden_size", "num_heads", "num_kv_heads", "vocab_size", "context_length"
+        sizes = ", ".join(f"{name}={getattr(self, name)}" for name in shown)
+        return f"Config({self.architecture}, {self.num_layers} layers, {sizes})"
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
