@@ -58,7 +58,7 @@ _SOFT_CAPS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Config:
     """Architecture and dimensions of a decoder.
 
@@ -104,6 +104,12 @@ class Config:
     token_types: int = 0  # of encoders; 0: none
     labels: int = 1  # outputs of a classification head
     dense_size: int = 0  # inner size of the dense layers after pooling; 0: none
+
+    def __repr__(self) -> str:
+        """Returns one line; `dataclasses.asdict` has all fields."""
+        shown = "hidden_size", "num_heads", "num_kv_heads", "vocab_size", "context_length"
+        sizes = ", ".join(f"{name}={getattr(self, name)}" for name in shown)
+        return f"Config({self.architecture}, {self.num_layers} layers, {sizes})"
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:

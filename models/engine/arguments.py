@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..config.pooling import POOLINGS, normalizes, pooling_of
@@ -14,6 +15,15 @@ from ..runner.model import Model
 from ..runner.speculative.drafts import Draft, DraftModel, NextTokens, PromptLookup
 from ..sampling import Sampling
 from .request import ContextShift
+
+
+def refuse_tracing(function: str) -> None:
+    """Raises TypeError inside `jax.jit`, where `function` could not read the tokens it makes."""
+    if isinstance(jnp.zeros(()), jax.core.Tracer):
+        raise TypeError(
+            f"{function} runs programs and reads their tokens: call it outside jit; inside, use "
+            "model.decoder(weights), as examples/decode.py does"
+        )
 
 
 def samplings_of(sampling: Any, fields: dict[str, Any], rows: int) -> list[Sampling]:
