@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_q4k import GGUFError, QuantizedArray, formats, gguf, quantizers
+from jax_q4k import GGUFError, QuantizedArray, formats
 
 from ..config import Config
 from ..network.adapters import named_linears
@@ -17,7 +17,7 @@ from ..runner.adapters import Pair, check_scale
 from .lora import adapters as lora_files
 from .quantizing import recipes
 from .quantizing.quantize import Importance, convert
-from .sources import GGUFSource, TensorSource, open_source
+from .sources import TensorSource, open_source
 
 _ROWS = 1 << 10  # rows to which an adapter is added at a time
 
@@ -29,7 +29,7 @@ def merge(
     source: str | os.PathLike[str],
     path: str | os.PathLike[str],
     lora: Any,
-    type: str | None = None,
+    type: str = recipes.COPY,
     importance: Importance | None = None,
     *,
     max_bytes: int | None = None,
@@ -44,8 +44,7 @@ def merge(
       source: a GGUF file, the folder of a Hugging Face checkpoint, or one .safetensors file in it.
       path: the GGUF file to write; a failure leaves it unchanged.
       lora: a path, (path, scale), or a list of these; see `with_lora`.
-      type: recipe for all tensors, as in `quantize`. None keeps each tensor's type; a checkpoint
-        becomes BF16.
+      type: recipe for all tensors, as in `quantize_file`. "COPY" keeps each tensor's type.
       importance: weights of columns, as in `quantize`.
       max_bytes, progress: as in `quantize_file`.
 
@@ -53,26 +52,17 @@ def merge(
       The files that were written.
 
     Raises:
-      ValueError: as `quantize` and `with_lora` do; an adapted matrix of a type that cannot be
-        written. jax_q4k.GGUFError, jax_q4k.CheckpointError: a file is invalid, or an adapter does
-        not belong to the model. OSError: a file cannot be read or written. TypeError: `lora` is no
-        path.
+      ValueError: as `quantize` and `with_lora` do. jax_q4k.GGUFError, jax_q4k.CheckpointError: a
+        file is invalid, or an adapter does not belong to the model. OSError: a file cannot be read
+        or written. TypeError: `lora` is no path.
     """
-    if type is not None:
-        recipes.get(type)
+    recipes.check_name(type)
     specs = list(lora_files.adapter_specs(lora))
     with open_source(source) as opened:
         config = Config.from_metadata(opened.metadata, opened.name)
         adapters = _adapters(config, specs, opened.tensors)
-        types: str | Mapping[str, str] = type or "BF16"
-        if type is None and isinstance(opened, GGUFSource):
-            types = opened.types
-            for name in adapters:
-                if types[name] not in (*gguf.PLAIN, *quantizers.names()):
-                    problem = f"tensor {name!r} is {types[name]}, which cannot be written"
-                    raise ValueError(f"{problem}: give a type for all tensors, such as 'Q4_K_M'")
         merged = _Merged(opened, adapters)
-        return convert(merged, path, types, importance, max_bytes=max_bytes, progress=progress)
+        return convert(merged, path, type, importance, max_bytes=max_bytes, progress=progress)
 
 
 def _adapters(
@@ -114,6 +104,10 @@ class _Merged(TensorSource):
     @property
     def packed(self) -> Mapping[str, str]:
         return self._source.packed
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        return self._source.types
 
     def read(self, name: str) -> QuantizedArray | np.ndarray:
         tensor = self._source.read(name)

@@ -36,7 +36,11 @@ class TensorSource(Protocol):
 
     @property
     def packed(self) -> Mapping[str, str]:
-        """GGUF name -> ggml type name of the tensors that are already quantized."""
+        """GGUF name -> type of the tensors that are already quantized, for warnings."""
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """GGUF name -> ggml type name that stores what `read` returns without loss."""
 
     def read(self, name: str) -> QuantizedArray | np.ndarray:
         """Reads one tensor into host memory, packed or float32, float16 or bfloat16.
@@ -46,11 +50,7 @@ class TensorSource(Protocol):
 
 
 class GGUFSource(gguf.TensorFile):
-    """A GGUF file as a `TensorSource`; raises GGUFError if it is malformed or not supported.
-
-    Attributes:
-      types: GGUF name -> ggml type name.
-    """
+    """A GGUF file as a `TensorSource`; raises GGUFError if it is malformed or not supported."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fsdecode(path)

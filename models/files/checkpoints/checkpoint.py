@@ -29,6 +29,7 @@ from ...sharding.plan import Rules, plan_sharding
 from ...support.json_fields import JSONFields
 from ...support.warn import warn
 from ..gguf import with_tokenizer
+from ..quantizing import recipes
 from . import config_json, model_card, sentence_transformers, tensor_locations, tokenizer_files
 from .packed.methods import packed_tensors, settings_in
 from .packed.weights import DecodedWeights
@@ -154,7 +155,7 @@ class CheckpointSource:
         entry, is_bias = expected.entry, expected.is_bias
         location, format = self._locations[name], self.formats.get(name)
         values = tensor_locations.read(self._weights, location, expected.shape, format)
-        if format is None and (values.ndim == 1 or is_bias or entry.is_norm or entry.exact):
+        if format is None and self._is_float32(name):
             values = values.astype(np.float32)
         offset = entry.is_norm and not is_bias and not location.plain
         if offset and self.config.kind.norm_offset:
@@ -165,6 +166,28 @@ class CheckpointSource:
         if format is None:
             return values
         return QuantizedArray.from_gguf_bytes(values.reshape(-1), format, expected.shape)
+
+    @property
+    def types(self) -> dict[str, str]:
+        """GGUF name -> ggml type name for what `read` returns.
+
+        Tensors that no recipe quantizes have the type that recipes give them.
+        """
+        found = dict.fromkeys(self.tensors, "F32")
+        for name, location in self._locations.items():
+            if recipes.is_unquantized(name, self.tensors[name]):
+                found[name] = recipes.unquantized_type(name)
+            elif (format := self.formats.get(name)) is not None:
+                found[name] = format
+            elif not self._is_float32(name):
+                found[name] = self._weights.stored[location.names[0]].dtype
+        return found
+
+    def _is_float32(self, name: str) -> bool:
+        """Returns whether a tensor that does not keep its blocks becomes float32."""
+        expected = self._expected[name]
+        entry = expected.entry
+        return len(expected.shape) == 1 or expected.is_bias or entry.is_norm or entry.exact
 
     def _formats(self) -> dict[str, str]:
         """Returns GGUF name -> block format, of the weights that keep the checkpoint's blocks.

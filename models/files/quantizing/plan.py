@@ -120,6 +120,25 @@ def choose_types(
     return types
 
 
+def copied_types(
+    choices: Choices,
+    shapes: Mapping[str, tuple[int, ...]],
+    types: Mapping[str, str],
+    packed: Mapping[str, str],
+) -> dict[str, str]:
+    """Returns tensor name -> ggml type name: its own in `types`, unless there is a choice.
+
+    Warns and raises like `choose_types`.
+    """
+    quantized = [name for name, shape in shapes.items() if not recipes.is_unquantized(name, shape)]
+    choices.check_used(quantized)
+    chosen = {name: kind for name in quantized if (kind := choices.type_of(name)) is not None}
+    fitting = recipes.fitting_types(chosen, shapes)
+    _warn_of_fallbacks(chosen, fitting)
+    _warn_of_packed(packed, fitting)
+    return {**types, **fitting}
+
+
 def _warn_of_fallbacks(wanted: Mapping[str, str], types: Mapping[str, str]) -> None:
     """Warns of tensors that get another type than the recipe's, like llama-quantize."""
     pairs = Counter((kind, types[name]) for name, kind in wanted.items() if types[name] != kind)

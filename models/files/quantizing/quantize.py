@@ -25,7 +25,7 @@ from .. import fused, rope_divisors
 from ..gguf import completed, describe, file_type_of
 from ..sources import TensorSource, open_source
 from . import recipes
-from .plan import Choices, QuantizationPlan, Types, choose_types
+from .plan import Choices, QuantizationPlan, Types, choose_types, copied_types
 
 _PIECE = 1 << 21  # weights decoded and quantized at a time; a few tens of megabytes
 
@@ -103,7 +103,9 @@ def quantize_file(
     Args:
       source: a GGUF file, the folder of a Hugging Face checkpoint, or one .safetensors file in it.
       path: the GGUF file to write; a failure leaves it unchanged.
-      type, importance, types: as in `quantize`.
+      type: as in `quantize`, or "COPY" for each tensor's own type, of a checkpoint's packed weights
+        the type of what they are decoded to.
+      importance, types: as in `quantize`.
       max_bytes: limit per file, as in `save_gguf`.
       progress: called with (bytes written, total bytes).
 
@@ -115,7 +117,7 @@ def quantize_file(
         invalid; everything except the values of weights is checked before anything is written.
         OSError: a file cannot be read or written.
     """
-    recipes.get(type)  # raises before the source is read
+    recipes.check_name(type)  # raises before the source is read
     choices = Choices(types)
     with open_source(source) as opened:
         return convert(
@@ -126,24 +128,20 @@ def quantize_file(
 def convert(
     opened: TensorSource,
     path: str | os.PathLike[str],
-    type: str | Mapping[str, str],
+    type: str,
     importance: Importance | None = None,
     choices: Choices | None = None,
     *,
     max_bytes: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Path]:
-    """Like `quantize_file`, from an open source.
-
-    type: as in `quantize`, or tensor name -> ggml type name.
-    """
+    """Converts an open source like `quantize_file`."""
     choices = choices or Choices()
     metadata, tensors = _described(opened, type, choices, importance, os.fsdecode(path))
-    number = (
-        recipes.file_type(type)
-        if isinstance(type, str)
-        else file_type_of(metadata, tensors.values())
-    )
+    if type == recipes.COPY:
+        number = file_type_of(metadata, tensors.values())
+    else:
+        number = recipes.file_type(type)
     metadata = completed(metadata, number)
     return gguf.write(path, metadata, tensors, max_bytes=max_bytes, progress=progress)
 
@@ -159,7 +157,7 @@ def quantization_plan(
 
     Takes the arguments of `quantize_file` and raises its errors.
     """
-    recipes.get(type)
+    recipes.check_name(type)
     choices = Choices(types)
     with open_source(source) as opened:
         _, tensors = _described(opened, type, choices, importance, opened.name)
@@ -171,7 +169,7 @@ def quantization_plan(
 
 def _described(
     opened: TensorSource,
-    type: str | Mapping[str, str],
+    type: str,
     choices: Choices,
     importance: Importance | None,
     file: str,
@@ -185,9 +183,10 @@ def _described(
     def pieces(name: str, kind: str) -> Iterator[np.ndarray]:
         return _pieces(name, opened.read(name), kind, weights.get(name))
 
-    kinds = type
-    if isinstance(kinds, str):
-        args = recipes.get(kinds), choices, config, shapes, weights, opened.packed
+    if type == recipes.COPY:
+        kinds = copied_types(choices, shapes, opened.types, opened.packed)
+    else:
+        args = recipes.get(type), choices, config, shapes, weights, opened.packed
         kinds = choose_types(*args)
     tensors = {
         name: gguf.TensorPieces(kind, shapes[name], functools.partial(pieces, name, kind))

@@ -175,6 +175,12 @@ def _two_bits(type: str, larger: str, embedding: str, attn_output: str | None = 
     )
 
 
+def _four_or_five_bits(type: str, larger: str) -> Recipe:
+    """Returns a recipe of the older types, whose first layers lose with an importance matrix."""
+    first = "ffn_down"
+    return Recipe(type, {first: ((larger, lambda at: at.importance and _first_of(8)(at)),)})
+
+
 _IQ4 = {
     "attn_v": (("Q5_K", _grouped),),
     "ffn_down": (("Q5_K", lambda tensor: not tensor.importance and _first_of(8)(tensor)),),
@@ -200,6 +206,10 @@ RECIPES = {
     "IQ4_XS": Recipe("IQ4_XS", _IQ4, of_8_experts=_Q5_OF_8),
     "IQ4_NL": Recipe("IQ4_NL", _IQ4, of_8_experts=_Q5_OF_8),
     "MXFP4_MOE": Recipe("Q8_0", experts="MXFP4", output="Q8_0"),
+    "Q4_0": _four_or_five_bits("Q4_0", "Q4_1"),
+    "Q4_1": Recipe("Q4_1"),
+    "Q5_0": _four_or_five_bits("Q5_0", "Q5_1"),
+    "Q5_1": Recipe("Q5_1"),
     "Q4_K_M": Recipe("Q4_K", _K_M, of_8_experts=_Q5_OF_8),
     "Q4_K_S": Recipe("Q4_K", _Q4_K_S, of_8_experts=_Q5_OF_8),
     "Q5_K_M": Recipe("Q5_K", _K_M),
@@ -210,6 +220,9 @@ RECIPES = {
     "BF16": Recipe("BF16"),
     "F32": Recipe("F32"),
 }
+
+#: Name that stands for each tensor's own type, in place of a recipe's.
+COPY = "COPY"
 
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 #: Fallback types for rows whose length is not a multiple of 256.
@@ -245,6 +258,12 @@ def get(name: str) -> Recipe:
     return RECIPES[name]
 
 
+def check_name(name: str) -> None:
+    """Raises ValueError that lists the known names if `name` is neither a recipe's nor COPY."""
+    if name != COPY:
+        get(name)
+
+
 def file_type(name: str) -> int:
     """Returns `general.file_type` of files that a recipe makes."""
     from gguf.constants import LlamaFileType  # takes 0.1 s, which recipes' names need not
@@ -255,6 +274,11 @@ def file_type(name: str) -> int:
 def is_unquantized(name: str, shape: tuple[int, ...]) -> bool:
     """Returns whether no recipe quantizes a tensor: norms, biases, routers, short convolutions."""
     return len(shape) == 1 or not name.endswith("weight") or any(p in name for p in _FLOATS)
+
+
+def unquantized_type(name: str) -> str:
+    """Returns the type of a tensor that is not quantized."""
+    return "BF16" if _STORED_AS_BF16 in name else "F32"
 
 
 def tensor_types(
@@ -301,7 +325,7 @@ def wanted_types(
     kv_heads = model.num_kv_heads if model.kv_heads is None else model.kv_heads[0]
     groups = model.num_heads // kv_heads if kv_heads else 0  # of the first layer, as in llama.cpp
     seen: dict[str, int] = {}
-    types = {name: "BF16" if _STORED_AS_BF16 in name else "F32" for name in shapes}
+    types = {name: unquantized_type(name) for name in shapes}
     for name in quantized:
         if (kind := chosen(name)) is not None:
             types[name] = kind
