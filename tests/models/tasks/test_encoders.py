@@ -5,8 +5,10 @@ import functools
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from safetensors.numpy import save_file
 from support import encoders
 from support.helpers import nmse
@@ -239,3 +241,16 @@ def test_the_page_of_models_names_every_encoder():
         found.append(line.strip("| ").rpartition(" | ")[2].strip("`"))
     assert found == list(encoders.KINDS)
     assert {name for name, kind in ARCHITECTURES.items() if kind.bidirectional} == {*found}
+
+
+@pytest.mark.slow("compiles two programs a mesh", quick=["modern-bert-dp"])
+@pytest.mark.parametrize("axis", ["dp", "tp"])
+@pytest.mark.parametrize("kind", ["modern-bert", "gemma-embedding"])
+@pytest.mark.filterwarnings("ignore:.*replicated")
+def test_meshes(kind, axis, tmp_path):
+    held = encoders.write(tmp_path / "a.gguf", kind)
+    mesh = jax.make_mesh((2,), (axis,), axis_types=(AxisType.Explicit,))
+    rows = [ids_of(29), ids_of(3, 1)]
+    found = models.embed(models.load(tmp_path / "a.gguf", mesh=mesh), rows, pooling="none")
+    for ids, got in zip(rows, found, strict=True):
+        assert nmse(got, encoders.reference(kind, held, ids)) <= 1e-11
