@@ -153,6 +153,7 @@ def llama_windows(tokenizer: Tokenizer, text: str, length: int) -> list[list[int
 
 def checked(model: Model, context: int | None) -> tuple[Tokenizer, int]:
     """Returns the model's tokenizer, and the tokens of a window; raises as `score` does."""
+    model.check_generates()
     tokenizer, longest = model.tokenizer, model.config.context_length
     if tokenizer is None:
         raise ValueError("model has no tokenizer")

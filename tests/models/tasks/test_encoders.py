@@ -16,9 +16,11 @@ from support.paths import DATA, ROOT
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models import cli
 from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.engine.encoding import batches
 from jax_q4k.models.network.layers import bidirectional
+from jax_q4k.models.tasks import bench
 
 from ..golden_files import model as decoder
 
@@ -179,11 +181,29 @@ def test_encoders_generate_nothing(made):
         lambda: next(models.stream(given, [1, 2])),
         lambda: given.logits([[1, 2]]),
         lambda: models.score(given, "the sea was calm"),
+        lambda: models.kl_divergence(given, given, "the sea was calm"),
+        lambda: models.compile_step(given, "step.bin"),
+        lambda: models.abstract_programs(given),
+        lambda: bench.check(given, bench.Test("pp", 8)),
     ):
         with pytest.raises(ValueError, match="is an encoder, bert: it makes embeddings"):
             call()
     with pytest.raises(ValueError, match="model is an encoder, bert; EncoderEngine runs it"):
         models.Engine(given)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "bench", "perplexity", "compile"])
+def test_commands_of_text_refuse_encoders(command, tmp_path, capsys):
+    file = tmp_path / "a.gguf"
+    encoders.write(file, "bert")
+    more = {
+        "generate": ["-p", "a"],
+        "bench": ["-p", "8", "-n", "0", "-r", "1"],
+        "perplexity": [str(ROOT / "README.md")],
+        "compile": ["-o", str(tmp_path / "step")],
+    }
+    assert cli.main([command, str(file), *more.get(command, [])]) == 2
+    assert "error: the model is an encoder, bert" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_texts_beyond_the_context(made):
