@@ -5,8 +5,10 @@ import functools
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from safetensors.numpy import save_file
 from support import encoders
 from support.helpers import nmse
@@ -14,9 +16,11 @@ from support.paths import DATA, ROOT
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models import cli
 from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.engine.encoding import batches
 from jax_q4k.models.network.layers import bidirectional
+from jax_q4k.models.tasks import bench
 
 from ..golden_files import model as decoder
 
@@ -177,11 +181,29 @@ def test_encoders_generate_nothing(made):
         lambda: next(models.stream(given, [1, 2])),
         lambda: given.logits([[1, 2]]),
         lambda: models.score(given, "the sea was calm"),
+        lambda: models.kl_divergence(given, given, "the sea was calm"),
+        lambda: models.compile_step(given, "step.bin"),
+        lambda: models.abstract_programs(given),
+        lambda: bench.check(given, bench.Test("pp", 8)),
     ):
         with pytest.raises(ValueError, match="is an encoder, bert: it makes embeddings"):
             call()
     with pytest.raises(ValueError, match="model is an encoder, bert; EncoderEngine runs it"):
         models.Engine(given)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "bench", "perplexity", "compile"])
+def test_commands_of_text_refuse_encoders(command, tmp_path, capsys):
+    file = tmp_path / "a.gguf"
+    encoders.write(file, "bert")
+    more = {
+        "generate": ["-p", "a"],
+        "bench": ["-p", "8", "-n", "0", "-r", "1"],
+        "perplexity": [str(ROOT / "README.md")],
+        "compile": ["-o", str(tmp_path / "step")],
+    }
+    assert cli.main([command, str(file), *more.get(command, [])]) == 2
+    assert "error: the model is an encoder, bert" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_texts_beyond_the_context(made):
@@ -239,3 +261,16 @@ def test_the_page_of_models_names_every_encoder():
         found.append(line.strip("| ").rpartition(" | ")[2].strip("`"))
     assert found == list(encoders.KINDS)
     assert {name for name, kind in ARCHITECTURES.items() if kind.bidirectional} == {*found}
+
+
+@pytest.mark.slow("compiles two programs a mesh", quick=["modern-bert-dp"])
+@pytest.mark.parametrize("axis", ["dp", "tp"])
+@pytest.mark.parametrize("kind", ["modern-bert", "gemma-embedding"])
+@pytest.mark.filterwarnings("ignore:.*replicated")
+def test_meshes(kind, axis, tmp_path):
+    held = encoders.write(tmp_path / "a.gguf", kind)
+    mesh = jax.make_mesh((2,), (axis,), axis_types=(AxisType.Explicit,))
+    rows = [ids_of(29), ids_of(3, 1)]
+    found = models.embed(models.load(tmp_path / "a.gguf", mesh=mesh), rows, pooling="none")
+    for ids, got in zip(rows, found, strict=True):
+        assert nmse(got, encoders.reference(kind, held, ids)) <= 1e-11
