@@ -19,7 +19,9 @@ from .request import ContextShift
 
 def refuse_tracing(function: str) -> None:
     """Raises TypeError inside `jax.jit`, where `function` could not read the tokens it makes."""
-    if isinstance(jnp.zeros(()), jax.core.Tracer):
+    with jax.transfer_guard("allow"):
+        traced = isinstance(jnp.zeros(()), jax.core.Tracer)
+    if traced:
         raise TypeError(
             f"{function} runs programs and reads their tokens: call it outside jit; inside, use "
             "model.decoder(weights), as examples/decode.py does"
