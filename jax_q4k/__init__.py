@@ -17,7 +17,16 @@ from . import lazy_imports
 if TYPE_CHECKING:
     from ptx_kernels import formats
 
-    from . import cache, checkpoint_policies, collecting, environment, gguf, native, quantizers
+    from . import (
+        cache,
+        checkpoint_policies,
+        collecting,
+        cpus,
+        environment,
+        gguf,
+        native,
+        quantizers,
+    )
     from .arrays import QuantizedArray, is_quantized
     from .arrays.planes import from_planes
     from .custom_call import EXPORT_CHECKS
@@ -112,6 +121,7 @@ __all__ = [
     "causal_attention",
     "checkpoint_policies",
     "collecting",
+    "cpus",
     "current_selection",
     "default_implementation",
     "dequantize",

@@ -12,6 +12,7 @@ from typing import Self
 import jax
 import numpy as np
 
+from .. import cpus
 from ..arrays import QuantizedArray
 from .header import Header, open_source
 from .metadata import Metadata
@@ -20,7 +21,7 @@ from .source import Source
 from .tensor_reader import TensorReader
 from .tensors import PLAIN, TensorInfo, supported_types
 
-THREADS = min(len(os.sched_getaffinity(0)), 8)  # number of threads that read tensors
+THREADS = min(cpus.available(), 8)  # number of threads that read tensors
 QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION for the supported block layouts
 
 #: Header -> the tensors to read: those of the header, or parts of them.

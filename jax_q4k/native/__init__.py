@@ -18,8 +18,9 @@ import numpy as np
 
 from ptx_kernels.formats.unpack import codebooks
 
+from .. import cpus
 from ..errors import NativeUnavailableWarning
-from . import build, elf
+from . import build
 
 #: Names of the handlers, without the prefix of symbols and XLA targets.
 HANDLERS = (
@@ -57,8 +58,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     if not path.exists():
         return None, f"{build.LIBRARY} was not built; {build.HOW_TO}"
     try:
-        if missing := elf.bytes_missing(path):
-            return None, f"{path} is truncated: {missing} bytes are missing; {build.HOW_TO}"
+        if not build.is_sealed(path.read_bytes()):
+            return None, f"{path} is damaged: its checksum differs or is missing; {build.HOW_TO}"
         library = ctypes.CDLL(str(path))
         library.jax_q4k_fingerprint.restype = ctypes.c_char_p
         built, now = library.jax_q4k_fingerprint().decode(), build.fingerprint()
@@ -207,5 +208,7 @@ def call(
     return list(ffi_call(*operands, **typed))
 
 
-# At import, since a program exported elsewhere may call the handlers before anything is lowered.
+# At import, since a program exported elsewhere may call the handlers before anything is lowered,
+# and since XLA counts its threads once.
+cpus.limit_threads()
 _load()

@@ -32,6 +32,8 @@ _FLAGS = [
 
 _STATIC = ["-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
 
+_SEAL = b"\njax-q4k SHA-256\n"  # precedes the checksum of a library
+
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 
 #: Machine -> kernel sets: name and required flags. `library.cpp` checks that the processor has the
@@ -71,9 +73,28 @@ def fingerprint() -> str | None:
 
 
 def is_current(library: Path) -> bool:
-    """Returns whether a library was compiled from these sources with these flags."""
+    """Returns whether a library was compiled from these sources with these flags, and is sound."""
     hash_now = fingerprint()
-    return hash_now is not None and library.exists() and hash_now.encode() in library.read_bytes()
+    if hash_now is None or not library.exists():
+        return False
+    data = library.read_bytes()
+    return hash_now.encode() in data and is_sealed(data)
+
+
+def seal(library: Path) -> None:
+    """Appends a checksum to a library, which `is_sealed` verifies; loaders ignore it."""
+    with open(library, "r+b") as file:
+        file.write(_SEAL + hashlib.sha256(file.read()).digest())
+
+
+def is_sealed(data: bytes) -> bool:
+    """Returns whether a library's bytes end with their checksum, as `seal` writes it.
+
+    A full disk or a power cut can leave a file that lacks its end or has zeros in place of data.
+    Mapped, it would end the process, or compute wrong results.
+    """
+    end = len(data) - len(_SEAL) - hashlib.sha256().digest_size
+    return end > 0 and data[end:] == _SEAL + hashlib.sha256(memoryview(data)[:end]).digest()
 
 
 class BuildError(Exception):
@@ -149,6 +170,7 @@ def compile_library(
         partial = target.with_name(f"{target.name}.{os.getpid()}")
         try:
             _link(objects, partial, flags)
+            seal(partial)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import pkgutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 
 from ptx_kernels import formats
 
+from .. import cpus
 from .quantizer import Quantizer
 
 __all__ = ["names", "quantize"]
@@ -93,7 +93,7 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
         packed[start : start + step] = quantizer.blocks(x, row_importance[rows])[: len(chunk)]
 
     fill(0)  # compiles
-    with ThreadPoolExecutor(_threads()) as pool:
+    with ThreadPoolExecutor(cpus.available()) as pool:
         for _ in pool.map(fill, range(step, len(flat), step)):
             pass
     return packed.reshape(*leading, k // block.block_size, block.block_bytes)
@@ -193,8 +193,3 @@ def _checked_importance(importance: Any, k: int, block_size: int) -> np.ndarray:
     largest = blocks.max(-1, keepdims=True)
     scaled = np.where(largest > 0, blocks / np.where(largest > 0, largest, 1), 1)
     return np.maximum(scaled, _LEAST_IMPORTANCE).astype(np.float32)
-
-
-@functools.cache
-def _threads() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -15,6 +15,9 @@ NO_CAP = 1e6
 #: Metadata key, without an architecture's name, of the number of experts whose scores add up to
 #: their group's. llama.cpp does not know it, and adds up two.
 GROUP_BEST = "jax_q4k.expert_group_best"
+#: Key for whether rope in the checkpoint rotated dimensions (2i, 2i + 1), if its class would say
+#: otherwise; adapters of the checkpoint have their rows in its order.
+CHECKPOINT_INTERLEAVED = "jax_q4k.checkpoint_rope_interleave"
 
 #: Far above any real model; bounds the work that a malformed file can cause.
 MAX_LAYERS = 1024

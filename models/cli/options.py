@@ -7,7 +7,6 @@ import dataclasses
 import os
 import secrets
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
@@ -19,6 +18,7 @@ from ..sampling import Constraint, Sampling
 from ..sampling.file_defaults import USUAL, default_sampling
 from .arguments import add_alias
 from .output import UsageError, printable, warnings_in_a_line
+from .prompts import MAX_FILE, read_text
 
 if TYPE_CHECKING:
     from ..runner.model import Model
@@ -120,8 +120,8 @@ def _form_of(
     def parse(text: str) -> Constraint:
         try:
             is_file = reads_files and len(text) < 4096 and os.path.isfile(text)
-            return make(Path(text).read_text(encoding="utf-8") if is_file else text)
-        except (OSError, ValueError) as error:
+            return make(read_text(text, MAX_FILE) if is_file else text)
+        except (OSError, ValueError, UsageError) as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse

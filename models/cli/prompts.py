@@ -172,6 +172,9 @@ def _ids(prompt: str | list[int], model: Model, options: argparse.Namespace) -> 
             system = [] if options.system is None else [_message("system", options.system)]
             messages = [*system, _message("user", prompt)]
             return models.chat.encode(model.tokenizer, messages, **template_variables(options))
+        from ..engine.arguments import check_text  # imports JAX
+
+        check_text(model, prompt, "prompt")
         special, start = options.parse_special, model.tokenizer.bos_token_id
         ids = model.tokenizer.encode(prompt, add_end=False, parse_special=special)
         return ids[1:] if special and ids[:2] == [start, start] else ids  # the prompt has its own

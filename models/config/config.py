@@ -14,7 +14,13 @@ from jax_q4k import GGUFError
 from jax_q4k.gguf import REQUIRED, Fields
 
 from ..architectures import ARCHITECTURES
-from ..architectures.base import MAX_LAYERS, NO_CAP, Architecture, MixerKind
+from ..architectures.base import (
+    CHECKPOINT_INTERLEAVED,
+    MAX_LAYERS,
+    NO_CAP,
+    Architecture,
+    MixerKind,
+)
 from . import (
     attention_fields,
     encoder_fields,
@@ -104,6 +110,7 @@ class Config:
     token_types: int = 0  # of encoders; 0: none
     labels: int = 1  # outputs of a classification head
     dense_size: int = 0  # inner size of the dense layers after pooling; 0: none
+    checkpoint_interleaved: bool | None = None  # rope in the checkpoint; None: as in its class
 
     def __repr__(self) -> str:
         """Returns one line; `dataclasses.asdict` has all fields."""
@@ -293,6 +300,7 @@ class Config:
                 get, Fields(metadata, file), kind, layers, vocab_size, _MAX_SIZE, max(inner)
             ),
             **encoder_fields.read(get, kind, metadata, hidden_size),
+            checkpoint_interleaved=Fields(metadata, file).boolean(CHECKPOINT_INTERLEAVED, None),
         )
         rotated = layer_patterns.rotated(get, layers, blocks)
         if rotated is None or rotated == config.rotated_by_layer:
@@ -327,6 +335,8 @@ class Config:
         values |= self.kind.metadata(self)
         prefixed = {f"{self.architecture}.{key}": value for key, value in values.items()}
         own = expert_fields.own_keys(self.experts) | encoder_fields.write(self)
+        if self.checkpoint_interleaved is not None:
+            own[CHECKPOINT_INTERLEAVED] = self.checkpoint_interleaved
         return {"general.architecture": self.architecture, **prefixed, **own}
 
 

@@ -73,7 +73,7 @@ class Adapters:
             raise ValueError(
                 f"name={name!r:.100} must be 1 to 64 letters, digits, '.', '_', '-', '/'"
             )
-        check_scale(scale)
+        check_scale(scale, adapter.pairs)
         if not self._count:
             raise ValueError("the engine has no room for adapters: create it with max_adapters=")
         self._check_new(name)

@@ -88,6 +88,7 @@ def _ids(model: Model, prompt: Any, name: str, add_end: bool) -> np.ndarray:
     if isinstance(prompt, str):
         if model.tokenizer is None:
             raise ValueError(f"{name} is a text, but the model has no tokenizer: pass token ids")
+        check_text(model, prompt, name)
         prompt = model.tokenizer.encode(prompt, add_end=add_end)
     ids = np.asarray(prompt)
     if ids.ndim != 1 or ids.size == 0:
@@ -96,6 +97,17 @@ def _ids(model: Model, prompt: Any, name: str, add_end: bool) -> np.ndarray:
         )
     model.check_ids(name, ids)
     return ids.astype(np.int32)
+
+
+def check_text(model: Model, text: str, name: str) -> None:
+    """Raises ValueError for a text that is far beyond the model's context, without encoding it.
+
+    Encoding ten megabytes takes seconds, in which Ctrl-C does not work.
+    """
+    context = model.config.context_length
+    if model.tokenizer is not None and model.tokenizer.exceeds(text, context):
+        problem = f"{name} has {len(text)} characters"
+        raise ValueError(f"{problem}, far too many for the context length, {context} tokens")
 
 
 def embedding_rows(model: Model, texts: Any, context: int) -> tuple[list[np.ndarray], bool]:

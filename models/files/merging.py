@@ -74,7 +74,9 @@ def _adapters(
     found: dict[str, list[tuple[float, Pair]]] = {}
     for path, scale in specs:
         check_scale(scale)
-        for name, pair in lora_files.read(path, config, frozenset(named_linears(config))).items():
+        pairs = lora_files.read(path, config, frozenset(named_linears(config)))
+        check_scale(scale, pairs)
+        for name, pair in pairs.items():
             if name not in tensors:
                 tied = ": its output is tied to the embedding" if name == "output.weight" else ""
                 problem = f"the model has no such matrix{tied}"

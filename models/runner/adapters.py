@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,10 @@ from .model import Model
 
 #: Largest factor of an adapter. Larger ones come from damaged files.
 MAX_SCALE = 1e6
+
+#: Largest change of an output for inputs up to 1. Trained adapters stay far below it; with larger
+#: ones, products of a layer soon exceed float32 and logits become NaN.
+MAX_REACH = 1e12
 
 #: Name of a matrix -> its arrays; see `stacks_for`.
 Stacks = dict[str, dict[str, Any]]
@@ -32,6 +37,13 @@ class Pair:
     b: np.ndarray
     scale: float
     names: tuple[str, str]
+
+    @functools.cached_property
+    def reach(self) -> tuple[float, float]:
+        """Largest |a @ x| and |scale * b @ a @ x| for |x| <= 1, in float64; may be infinite."""
+        between = np.abs(self.a).astype(np.float64).sum(axis=1)
+        added = np.abs(self.b).astype(np.float64) @ between
+        return float(between.max()), abs(self.scale) * float(added.max())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,10 +67,14 @@ class Adapter:
         return f"Adapter({self.path!r}, {len(self.pairs)} matrices, rank {self.rank})"
 
 
-def check_scale(scale: Any) -> None:
-    """Raises ValueError unless `scale` is a factor of an adapter."""
+def check_scale(scale: Any, pairs: Mapping[str, Pair] | None = None) -> None:
+    """Raises ValueError unless `scale` is a factor of an adapter, and suits that of `pairs`."""
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not abs(scale) <= MAX_SCALE:
         raise ValueError(f"scale={scale!r} must be a number from -{MAX_SCALE:g} to {MAX_SCALE:g}")
+    for name, pair in (pairs or {}).items():
+        if not abs(scale) * pair.reach[1] <= MAX_REACH:
+            problem = f"makes the adapter of {name} so large that logits may be NaN"
+            raise ValueError(f"scale={scale!r} {problem}")
 
 
 def stacks_for(model: Model, count: int, rank: int) -> Stacks:

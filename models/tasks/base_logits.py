@@ -30,6 +30,7 @@ _MAGIC = b"_logits_"
 _HEAD = struct.Struct("<III")  # tokens of a window, tokens of the vocabulary, windows
 _RANGE = np.float32(16)  # log-probabilities further below the largest one become the least
 _CODES = np.float32(65535)
+_MOST_TOKENS = 1 << 24  # of a text
 _BESIDE = 4  # uint16 before the codes of a token: the two float32
 
 
@@ -138,6 +139,8 @@ class BaseLogits:
         wanted = file.tell() + windows * (4 * self.length + 2 * self.rows * self._row)
         if size < wanted:
             self.fail(f"is cut off: it has {size} of {wanted} bytes")
+        if windows * self.length > _MOST_TOKENS:
+            self.fail(f"must have at most {_MOST_TOKENS} tokens, not {windows * self.length}")
         tokens = np.frombuffer(file.read(4 * windows * self.length), "<i4")
         self.cut: list[list[int]] = tokens.reshape(windows, self.length).tolist()
 
@@ -162,6 +165,9 @@ class BaseLogits:
 
 @contextlib.contextmanager
 def opened_logits(path: str | os.PathLike[str]) -> Iterator[BaseLogits]:
-    """Opens a file of log-probabilities."""
+    """Opens a file of log-probabilities; raises BaseLogitsError if it is malformed."""
+    name = os.fsdecode(path)
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe could block forever
+        raise BaseLogitsError(f"{name} must be a regular file")
     with open(path, "rb") as file:
-        yield BaseLogits(file, os.fsdecode(path))
+        yield BaseLogits(file, name)

@@ -251,6 +251,25 @@ class Tokenizer:
         """Maximum bytes of a token's text: a text of more than n times as many needs over n."""
         return max(len(self.token_bytes(token)) for token in range(self.vocab_size))
 
+    def exceeds(self, text: str, count: int) -> bool:
+        """Returns whether a text has more than `count` tokens, estimated without encoding it.
+
+        True means far more: the text is so long that `count` of the longest tokens hold no quarter
+        of it. (Normalization shortens texts, but less.) False if an unknown token may stand for any
+        number of characters.
+        """
+        if len(text) <= count or not self._has_every_byte:
+            return False
+        return len(text.encode(errors="replace")) > 4 * count * self.longest_token
+
+    @functools.cached_property
+    def _has_every_byte(self) -> bool:
+        """Whether each byte has a token, so that each byte of a text is in one."""
+        ids = self.vocabulary.ids
+        if self.vocabulary.raw:
+            return all(f"<0x{byte:02X}>" in ids for byte in range(256))
+        return self._byte_of.keys() <= ids.keys()
+
     def tokens_with(self, texts: tuple[str, ...]) -> tuple[int, ...]:
         """Returns the ids of tokens that contain one of `texts`.
 

@@ -15,7 +15,10 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from ..regular_files import read_regular
+
 VARIABLE = "PTX_KERNELS_CACHE"
+_LARGEST_FILE = 1 << 28
 
 
 @functools.cache
@@ -47,7 +50,7 @@ def cached(
 
 def _read(path: Path) -> tuple[str, bytes] | None:
     try:
-        data = path.read_bytes()
+        data = read_regular(path, _LARGEST_FILE)
         os.utime(path)  # least recently used files are removed first
     except OSError:
         return None
@@ -55,7 +58,10 @@ def _read(path: Path) -> tuple[str, bytes] | None:
     if hashlib.sha256(rest).digest() != digest:
         return None
     length = int.from_bytes(rest[:8], "little")
-    return rest[8 : 8 + length].decode(), rest[8 + length :]
+    try:
+        return rest[8 : 8 + length].decode(), rest[8 + length :]
+    except UnicodeDecodeError:
+        return None
 
 
 def _write(path: Path, printed: str, made: bytes) -> None:

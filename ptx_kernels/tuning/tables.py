@@ -29,10 +29,12 @@ from ..devices import find_device
 from ..kernels import FAMILIES
 from ..kernels.family import Match, Rule, TableRows
 from ..ptx import KernelError
+from ..regular_files import read_regular
 
 SOURCES = ("measured", "model")
 FOLDER = Path(__file__).with_name("tuned")
 
+_LARGEST_FILE = 1 << 26  # bytes
 _LARGEST = 1 << 40  # limit of every number of a shape
 #: Maximum distance in octaves, summed over all sizes, at which a row serves another shape.
 _FARTHEST = 1.0
@@ -282,7 +284,7 @@ def load(path: Path) -> Table:
       TuningTableError: the file cannot be read, or is malformed.
     """
     try:
-        text = path.read_bytes()
+        text = read_regular(path, _LARGEST_FILE)
     except OSError as error:
         raise TuningTableError(f"{path}: {error.strerror or error}") from error
     return parse(text, str(path))

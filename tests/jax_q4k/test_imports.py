@@ -75,6 +75,7 @@ def test_every_public_name_is_there_and_listed(module):
                 "cache",
                 "checkpoint_policies",
                 "collecting",
+                "cpus",
                 "environment",
                 "formats",
                 "gguf",

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from ...runner.model import Model
     from ...tasks.bench import Speed, Test
 
-#: Variable with the number of threads of XLA's CPU client, which also run this package's kernels.
-THREADS = "PJRT_NPROC"
+THREADS = jq.cpus.THREADS[0]
 MOST_THREADS = 1024
 _UNITS = (("B", 1e9), ("M", 1e6), ("K", 1e3))
 
@@ -212,10 +211,10 @@ def _about(model: Model, options: argparse.Namespace) -> dict[str, Any]:
 
 def _threads() -> int:
     """Returns the number of threads that XLA's CPU client starts."""
-    for name in (THREADS, "NPROC"):
+    for name in jq.cpus.THREADS:
         if os.environ.get(name, "").isdecimal():
             return int(os.environ[name])
-    return len(os.sched_getaffinity(0))
+    return jq.cpus.available()
 
 
 def _file_type(model: Model) -> str:

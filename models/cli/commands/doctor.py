@@ -117,10 +117,12 @@ def _cpu() -> Iterator[tuple[str, str]]:
 
 def _threads() -> str:
     """Describes how many threads XLA's CPU client starts, and why."""
-    for name in ("PJRT_NPROC", "NPROC"):
+    if (quota := jq.cpus.limited_to()) is not None:
+        return f"{jq.cpus.available()}, for a CPU quota of {quota:g}"
+    for name in jq.cpus.THREADS:
         if os.environ.get(name, "").isdecimal():
             return f"{os.environ[name]}, set by ${name}"
-    return f"{len(os.sched_getaffinity(0))}, the CPUs that this process may use"
+    return f"{jq.cpus.available()}, the CPUs that this process may use"
 
 
 def _compiler() -> str:

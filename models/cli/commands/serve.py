@@ -20,6 +20,7 @@ from jax_q4k import models
 from ..arguments import add_model
 from ..options import NamedAdapter, add_running
 from ..output import UsageError, load_model, loaded_draft, print_error
+from ..prompts import MAX_FILE, read_text
 
 if TYPE_CHECKING:
     from ...engine.encoder_engine import EncoderEngine
@@ -202,11 +203,8 @@ def check_encoder(options: argparse.Namespace) -> None:
 
 
 def read_template(file: str | None) -> str | None:
-    """Returns a template's text; raises UsageError if it is no text."""
-    try:
-        return None if file is None else Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is no text in UTF-8: {error}") from None
+    """Returns a template's text; raises UsageError if it is no text, or too long."""
+    return None if file is None else read_text(file, MAX_FILE)
 
 
 def _port(text: str) -> int:
@@ -240,7 +238,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
     keys = tuple(options.api_key or ())
     if options.api_key_file is not None:
-        lines = Path(options.api_key_file).read_text().split("\n")
+        lines = read_text(options.api_key_file, MAX_FILE).split("\n")
         keys += tuple(line.strip() for line in lines if line.strip())
         if not keys:
             raise UsageError(f"{options.api_key_file} has no key")

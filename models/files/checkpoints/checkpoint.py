@@ -22,6 +22,9 @@ from jax.sharding import Mesh
 from jax_q4k import CheckpointError, QuantizedArray
 from jax_q4k.collecting import gc_throttled
 
+from ...architectures.base import CheckpointClass
+from ...architectures.tensor_tables import Tensor
+from ...config import Config
 from ...config.tensors import expected_tensors
 from ...network.lazy import lazy_decoder
 from ...runner.model import Model
@@ -160,9 +163,7 @@ class CheckpointSource:
         offset = entry.is_norm and not is_bias and not location.plain
         if offset and self.config.kind.norm_offset:
             values += np.float32(self.config.kind.norm_offset)
-        stays = not self.config.interleaved_rope or self.description.interleaved_rope
-        if entry.rotated is not None and not stays:
-            values = interleaved(values, getattr(self.config, entry.rotated), self._rotated_last)
+        values = in_rope_order(values, entry, self.config, self.description.checkpoint)
         if format is None:
             return values
         return QuantizedArray.from_gguf_bytes(values.reshape(-1), format, expected.shape)
@@ -211,11 +212,6 @@ class CheckpointSource:
             if location.names[0] in packed
         }
         return {name: label for name, label in labels.items() if label is not None}
-
-    @property
-    def _rotated_last(self) -> int | None:
-        """Number of rotated dimensions, which are a head's last; None means all dimensions."""
-        return None if self.config.latent is None else self.config.rope_dim
 
     def _zeros(self) -> dict[str, np.ndarray]:
         """Returns zeros for biases that GGUF files hold and this checkpoint lacks, float32."""
@@ -476,6 +472,22 @@ def _scale_of(name: str) -> str:
 def name_in_decoder(name: str) -> str:
     """Converts a tensor's or module's name in a multimodal class to that in a text-only class."""
     return _DECODER.sub("model.", name).removeprefix("language_model.")
+
+
+def in_rope_order(
+    rows: np.ndarray, entry: Tensor, config: Config, checkpoint: CheckpointClass
+) -> np.ndarray:
+    """Converts a tensor's rows from the order of a checkpoint's rope to that of the decoder's.
+
+    rows: (n, ...), of a matrix, its bias, or the second matrix of its adapter. Returns the same
+    shape; rows that rope does not rotate stay.
+    """
+    stays = config.checkpoint_interleaved
+    stays = checkpoint.interleaved_rope if stays is None else stays
+    if entry.rotated is None or not config.interleaved_rope or stays:
+        return rows
+    last = None if config.latent is None else config.rope_dim
+    return interleaved(rows, getattr(config, entry.rotated), last)
 
 
 def interleaved(rows: np.ndarray, heads: int, last: int | None = None) -> np.ndarray:

@@ -12,7 +12,13 @@ from jax_q4k import CheckpointError, GGUFError
 from jax_q4k.gguf import REQUIRED, Fields
 
 from ...architectures import ARCHITECTURES, layer_types
-from ...architectures.base import GROUP_BEST, MAX_LAYERS, Architecture, CheckpointClass
+from ...architectures.base import (
+    CHECKPOINT_INTERLEAVED,
+    GROUP_BEST,
+    MAX_LAYERS,
+    Architecture,
+    CheckpointClass,
+)
 from ...config import Config, layer_patterns
 from ...support.json_fields import JSONFields
 from . import config_keys
@@ -95,7 +101,6 @@ class Description:
     tensors: tuple[str, ...]  # GGUF names of optional tensors that it holds
     lacking: frozenset[str]  # tensors that layers lack, such as "blk.0.attn_v"
     tied: bool  # the embedding is the output layer, unless the files hold another
-    interleaved_rope: bool  # rope rotates dimensions (2i, 2i + 1)
     rope_divisors: dict[str, np.ndarray]  # GGUF name -> float32 (rope_dim / 2,)
     multimodal: bool  # it holds more than the decoder, whose names have a prefix
     further_layers: int  # multi-token-prediction layers after the last, which are not run
@@ -121,6 +126,9 @@ def describe(fields: JSONFields) -> Description:
         key if key == GROUP_BEST or key.startswith("tokenizer.") else prefix + key: value
         for key, value in values.items()
     }
+    interleave = checkpoint.interleave_key
+    if interleave is not None and not fields.boolean(interleave, True):
+        metadata[CHECKPOINT_INTERLEAVED] = False
     try:
         config = Config.from_metadata(metadata, fields.file)
     except GGUFError as error:
@@ -154,7 +162,6 @@ def describe(fields: JSONFields) -> Description:
             for tensor in without(config, layer)
         ),
         tied=tied,
-        interleaved_rope=_is_interleaved(fields, checkpoint),
         rope_divisors=rope.divisors(config),
         multimodal=checkpoint.text_config,
         further_layers=0 if further is None else fields.integer(further, 0, least=0, most=1024),
@@ -241,12 +248,6 @@ def _asked_for(
     """
     enabled = (names for key, names in asked.items() if fields.boolean(key, unless) != unless)
     return tuple(name for names in enabled for name in names)
-
-
-def _is_interleaved(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
-    """Returns whether the checkpoint's rope rotates dimensions (2i, 2i + 1)."""
-    key = checkpoint.interleave_key
-    return checkpoint.interleaved_rope and (key is None or fields.boolean(key, True))
 
 
 def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:

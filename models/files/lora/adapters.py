@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -22,14 +22,14 @@ from jax_q4k import CheckpointError, GGUFError, QuantizedArray, gguf
 from ...architectures.base import CheckpointClass
 from ...config import Config
 from ...config.fused_names import parts_of
-from ...config.tensors import expected_tensors
+from ...config.tensors import Expected, expected_tensors
 from ...network.adapters import adapted, named_linears, present
 from ...network.parts import Parts
-from ...runner.adapters import MAX_SCALE, Adapter, Pair, check_scale
+from ...runner.adapters import MAX_REACH, MAX_SCALE, Adapter, Pair, check_scale
 from ...runner.model import Model
 from ...support.json_fields import JSONFields
 from ..checkpoints import tensor_locations
-from ..checkpoints.checkpoint import interleaved, name_in_decoder
+from ..checkpoints.checkpoint import in_rope_order, name_in_decoder
 from ..checkpoints.config_json import MAX_CONFIG
 from ..checkpoints.safetensors import TYPES, Weights
 from . import settings as lora_settings
@@ -49,7 +49,7 @@ _GGUF_KEYS = (
     "adapter.lora.task_name",
     "adapter.lora.prompt_prefix",
 )
-_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_MAX_BETWEEN = 1e30  # of |A x| for |x| <= 1; activations x may be a million times as large
 
 Fail: TypeAlias = Callable[[str, str], NoReturn]
 
@@ -70,13 +70,14 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
       jax_q4k.CheckpointError, jax_q4k.GGUFError: the file is malformed, belongs to another model,
         or is not supported: adapters of experts, embeddings, routers or norms, DoRA, and adapters
         whose training changed the base weights. Both are ValueErrors. ValueError: a scale that is
-        not finite; a model on several devices. OSError: it cannot be read.
+        not finite or too large; a model on several devices. OSError: it cannot be read.
     """
     check_scale(scale)
     if model.placement is not None:
         raise ValueError("model is on several devices; adapters need a model on one device")
     named = named_linears(model.config)
     pairs = read(path, model.config, frozenset(named))
+    check_scale(scale, pairs)
     _check_present(model, pairs, os.fsdecode(path))
     parts = model.parts()
     adapters = {
@@ -182,9 +183,7 @@ def _from_modules(
                 ranks = ", ".join(map(str, sorted(settings.ranks)))
                 problem = f"has rank {a.shape[0]}; r and rank_pattern in {_CONFIG} are {ranks}"
                 fail(f"tensor {names[0]!r}", problem)
-            of_part, entry = b[rows], expected[part].entry
-            if entry.rotated and config.interleaved_rope and not checkpoint.interleaved_rope:
-                of_part = interleaved(of_part, getattr(config, entry.rotated))
+            of_part = in_rope_order(b[rows], expected[part].entry, config, checkpoint)
             pair = Pair(a, of_part, settings.scale(name, a.shape[0]), names)
             _add(pairs, part, pair, fail)
     return pairs
@@ -245,6 +244,8 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
                 parts = parts_of(config, name) or parts
             if unknown := [part for part in parts if part not in targets]:
                 fail(f"tensor {both[0]!r}", _not_adapted(unknown[0]))
+            if config.checkpoint_interleaved is not None:
+                _check_unrotated(parts, expected, both, fail)
             counts = [expected[part].shape[0] for part in parts]
             _check_shapes(a, b, (sum(counts), expected[parts[0]].shape[-1]), both, fail)
             # An alpha of 0 counts as missing, as in llama.cpp.
@@ -253,6 +254,16 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
             for part, start, end in zip(parts, ends - counts, ends, strict=True):
                 _add(pairs, part, Pair(a, b[start:end], scale, both), fail)
     return pairs
+
+
+def _check_unrotated(
+    parts: Sequence[str], expected: Mapping[str, Expected], names: tuple[str, str], fail: Fail
+) -> None:
+    """Fails for matrices that rope rotates: llama.cpp's converter ignores `rope_interleave`."""
+    if rotated := [part for part in parts if expected[part].entry.rotated]:
+        problem = f"is of {rotated[0]}, whose rows were reordered as rope_interleave says when the"
+        problem += " model was converted; convert_lora_to_gguf does not: pass PEFT's folder"
+        fail(f"tensor {names[0]!r}", problem)
 
 
 def _from_example(
@@ -313,16 +324,13 @@ def _paired(
 
 
 def _add(pairs: dict[str, Pair], matrix: str, pair: Pair, fail: Fail) -> None:
-    """Adds a pair to `pairs`; fails for a matrix's second adapter, or if float32 overflows."""
+    """Adds a pair to `pairs`; fails for a matrix's second adapter, or a huge one."""
     if matrix in pairs:
         problem = f"is of {matrix}, like {pairs[matrix].names[0]!r}"
         fail(f"tensor {pair.names[0]!r}", problem)
-    between = np.abs(pair.a).astype(np.float64).sum(axis=1)  # bound of |A x| for |x| <= 1
-    added = abs(pair.scale) * (np.abs(pair.b).astype(np.float64) @ between)
-    for name, reach in zip(pair.names, (between.max(), added.max()), strict=True):
-        if not reach <= _MAX_FLOAT32:
-            problem = "is so large that the adapter is infinite in float32"
-            fail(f"tensor {name!r}", problem)
+    for name, reach, most in zip(pair.names, pair.reach, (_MAX_BETWEEN, MAX_REACH), strict=True):
+        if not reach <= most:
+            fail(f"tensor {name!r}", "is so large that logits may be NaN with the adapter")
     pairs[matrix] = pair
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def load_imatrix(path: str | os.PathLike[str], *, chunk_size: int = 512) -> Impo
         with open(path, "rb") as opened:
             if opened.read(len(_MAGIC)) != _MAGIC:
                 opened.seek(0)
-                return _read_dat(file, opened.read(_MAX_DAT + 1), chunk_size)
+                return _read_dat(file, opened, chunk_size)
     read = gguf.read(path)
     found = read.metadata.get("general.type")
     if found != "imatrix":
@@ -135,20 +135,21 @@ def _dat(matrix: ImportanceMatrix, names: list[str]) -> Iterator[bytes]:
     yield _I32.pack(matrix.chunks) + _I32.pack(len(dataset)) + dataset
 
 
-def _read_dat(file: str, data: bytes, chunk_size: int) -> ImportanceMatrix:
-    """Reads the bytes of a .dat file; values are means times the number of chunks, `calls`."""
+def _read_dat(file: str, opened: BinaryIO, chunk_size: int) -> ImportanceMatrix:
+    """Reads a .dat file; its values are means times the number of chunks, `calls`."""
 
     def fail(field: str, problem: str) -> Any:
         raise GGUFError(file, field, f"{problem}: this is no importance matrix")
 
-    at = 0
+    left = os.fstat(opened.fileno()).st_size
 
     def take(size: int, field: str) -> bytes:
-        nonlocal at
-        if not 0 <= size <= len(data) - at:
-            fail(field, f"takes {size} bytes of the {len(data) - at} that are left")
-        at += size
-        return data[at - size : at]
+        nonlocal left
+        if not 0 <= size <= left:
+            fail(field, f"takes {size} bytes of the {left} that are left")
+        left -= size
+        data = opened.read(size)
+        return data if len(data) == size else bytes(fail(field, "shrank while it was read"))
 
     def integer(field: str, least: int) -> int:
         (value,) = _I32.unpack(take(_I32.size, field))
@@ -162,7 +163,7 @@ def _read_dat(file: str, data: bytes, chunk_size: int) -> ImportanceMatrix:
         except UnicodeDecodeError:
             return str(fail(field, "is not UTF-8"))
 
-    if len(data) > _MAX_DAT:
+    if left > _MAX_DAT:
         fail("file", f"has more than {_MAX_DAT} bytes")
     sums: dict[str, np.ndarray] = {}
     counts: dict[str, np.ndarray] = {}
@@ -179,9 +180,9 @@ def _read_dat(file: str, data: bytes, chunk_size: int) -> ImportanceMatrix:
         counts[name] = np.array([calls * chunk_size], np.float64)
     chunks = max(int(count[0]) for count in counts.values()) // chunk_size
     datasets: tuple[str, ...] = ()
-    if at < len(data):  # the oldest files end here
+    if left:  # the oldest files end here
         chunks = integer("number of chunks", 0)
-        datasets = (text("dataset"),) if at < len(data) else ()
+        datasets = (text("dataset"),) if left else ()
     return ImportanceMatrix(sums, counts, datasets, chunks, chunk_size)
 
 

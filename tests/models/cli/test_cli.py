@@ -135,7 +135,7 @@ def test_biases_that_are_none(capsys, bias):
     assert f"{bias!r} must be a token id, =, and a number" in capsys.readouterr().err
 
 
-def test_forms_of_the_text(run, monkeypatch, tmp_path):
+def test_forms_of_the_text(run, monkeypatch, tmp_path, capsys):
     """Texts or files; wrong ones are refused before anything runs."""
     seen = []
 
@@ -158,6 +158,11 @@ def test_forms_of_the_text(run, monkeypatch, tmp_path):
             assert seen.pop() == want
     code, _, err = run(*given, "--json-schema", '{"type": "foo"}')
     assert code == 2 and "json_schema: Invalid type: foo" in err
+    os.truncate(file, 200 << 30)
+    for option in ("--json-schema", "--grammar"):
+        with pytest.raises(SystemExit, match="2"):
+            run(*given, option, str(file))
+        assert "schema.json is longer than 64 MiB" in capsys.readouterr().err
 
 
 def test_one_form_of_the_text(run):

@@ -278,6 +278,9 @@ def test_adapters_that_do_not_fit(small: models.Engine, tmp_path: Path) -> None:
     others = {n: Pair(a, b, 1.0, ("a", "b")) for n, (a, b) in pairs.items()}
     with pytest.raises(ValueError, match=r"attn_q.weight has shape \(8, 4\), not \("):
         small.load_adapter("x", models.Adapter(others, "x"))
+    large = {n: (a, b * np.float32(1e7)) for n, (a, b) in random_pairs(given, ("attn_q",)).items()}
+    with pytest.raises(ValueError, match="scale=1000000.0 makes the adapter of blk.* so"):
+        small.load_adapter("x", read(large), scale=1e6)
     with pytest.raises(TypeError, match="adapter is of type str; it must be an Adapter"):
         small.load_adapter("x", "x.gguf")  # type: ignore[arg-type]
     small.load_adapter("b", adapter("llama-gqa", "b"))
@@ -339,7 +342,7 @@ def test_infinite_activations_of_an_adapter_reach_no_other_row() -> None:
     """An adapter that overflows would make the others' sums NaN, if factors of 0 multiplied it."""
     given = model("llama-gqa")
     huge = {
-        name: Pair(np.sign(a) * np.float32(3e38), b, 1.0, ("a", "b"))
+        name: Pair(np.sign(a) * np.float32(3e38), b * np.float32(1e-32), 1.0, ("a", "b"))
         for name, (a, b) in random_pairs(given, ("attn_q",)).items()
     }
     (prompt,) = prompts_of(given, ((0, 20),))

@@ -724,6 +724,17 @@ def test_arguments_that_do_not_fit(name, prompt, options, error, message, compil
     assert compilations[0] == 0
 
 
+def test_texts_far_beyond_the_context_are_not_encoded(monkeypatch):
+    loaded = model("text-spm")
+    monkeypatch.setattr(type(loaded.tokenizer), "encode", lambda *_, **__: pytest.fail("encoded"))
+    long, message = "x" * 10_000_000, "has 10000000 characters, far too many for the context length"
+    for call in (models.generate, models.stream, models.embed):
+        with pytest.raises(ValueError, match=message):
+            call(loaded, long)
+    with pytest.raises(ValueError, match=rf"prompts\[0\] {message}"):
+        models.generate(loaded, [long, "x"])
+
+
 def test_an_empty_text_is_its_first_token():
     loaded = model("text-spm")
     want = models.generate(loaded, loaded.tokenizer.encode(""), max_new_tokens=3).tokens

@@ -187,6 +187,8 @@ def test_a_signal_while_it_loads() -> None:
         (("--api-key", ""), "a key must have ASCII characters"),
         (("--api-key-file", os.devnull), "has no key"),
         (("--api-key-file", "missing"), "No such file"),
+        (("--api-key-file", "/dev/zero"), "/dev/zero is longer than 64 MiB"),
+        (("--chat-template-file", "/dev/zero"), "/dev/zero is longer than 64 MiB"),
         (("--lora", "a=x", "--lora", "a=y"), "--lora names an adapter twice: a, a"),
         (("--lora", "demo=x"), "--lora demo=: this is the name of the model"),
         (("--lora", "a=x", "--max-adapters", "0"), "--max-adapters 0 is less than the 1 of --lora"),

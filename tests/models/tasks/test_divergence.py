@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import struct
 from pathlib import Path
@@ -234,6 +235,16 @@ def test_damaged_files_of_log_probabilities(
     damaged.write_bytes(change(base_file.read_bytes()))
     with pytest.raises(models.BaseLogitsError, match=f"{re.escape(str(damaged))} {message}"):
         models.kl_divergence(model, damaged, TEXT)
+
+
+def test_log_probabilities_of_another_kind_of_file(model: models.Model, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(models.BaseLogitsError, match="pipe must be a regular file"):
+        models.kl_divergence(model, tmp_path / "pipe", TEXT)
+    (tmp_path / "sparse").write_bytes(b"_logits_" + struct.pack("<III", 3, 1, 1 << 31))
+    os.truncate(tmp_path / "sparse", 200 << 30)
+    with pytest.raises(models.BaseLogitsError, match="must have at most 16777216 tokens, not 644"):
+        models.kl_divergence(model, tmp_path / "sparse", TEXT)
 
 
 def test_refused(model: models.Model, base: models.Model) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +277,18 @@ def test_damaged_files_of_the_older_format(change: Any, message: str, tmp_path: 
     file.write_bytes(change(file.read_bytes()))
     with pytest.raises(jq.GGUFError, match=message):
         models.read_imatrix(file)
+
+
+def test_large_files_of_the_older_format_are_read_piece_by_piece(tmp_path: Path) -> None:
+    file = tmp_path / "i.dat"
+    for size, message in (3 << 30, "number of entries: is 0"), (200 << 30, "has more than 4294967"):
+        file.touch()
+        os.truncate(file, size)
+        tracemalloc.start()
+        with pytest.raises(jq.GGUFError, match=message):
+            models.read_imatrix(file)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        tracemalloc.stop()
 
 
 def test_refused(tmp_path: Path) -> None:

@@ -307,6 +307,22 @@ def test_bytes_without_a_token_keep_what_is_around_them_apart() -> None:
     assert texts(small, small.encode("axbxab")) == ["a", "b", "ab"]
 
 
+def test_texts_of_more_tokens_than_a_number() -> None:
+    """Counted without encoding; nothing is said of vocabularies where tokens can be any length."""
+    for name in ("llama-spm", "falcon", "qwen2"):
+        t = load(name)
+        longest = max(len(t.token_bytes(i)) for i in range(t.vocab_size))
+        assert t.longest_token == longest
+        assert not t.exceeds("é" * (10 * longest), 5)
+        assert t.exceeds("é" * (10 * longest + 1), 5) == (name != "falcon")  # lacks some bytes
+    metadata = spm_metadata({"a": (NORMAL, 0.0)})
+    del metadata["tokenizer.ggml.tokens"][3 + ord("b")]
+    for key in ("token_type", "scores"):
+        values = metadata[f"tokenizer.ggml.{key}"]
+        metadata[f"tokenizer.ggml.{key}"] = np.delete(values, 3 + ord("b"))
+    assert not build(metadata).exceeds("é" * 1_000_000, 1)
+
+
 def test_merges_follow_their_rank() -> None:
     t = build(bpe_metadata(["b c", "a b", "ab c"]))
     assert texts(t, t.encode("abc")) == ["a", "bc"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -64,7 +65,14 @@ def test_the_key_holds_all_that_determines_the_result(changed, folder, tmp_path_
     assert cached(**then, run=lambda: ("second", b"3")) == ("second", b"3")
 
 
-@pytest.mark.parametrize("damage", [b"", b"short", b"x" * 200])
+def forged(rest: bytes) -> bytes:
+    """A file whose hash is right."""
+    return hashlib.sha256(rest).digest() + rest
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"short", b"x" * 200, forged((2).to_bytes(8, "little") + b"\xff\xfe")]
+)
 def test_a_damaged_file_is_made_anew(damage, folder):
     whole = assemble(TEXT, "sm_90")
     (file,) = files(folder)
@@ -72,6 +80,24 @@ def test_a_damaged_file_is_made_anew(damage, folder):
     assemble.cache_clear()
     assert assemble(TEXT, "sm_90") == whole
     assert file.read_bytes() != damage
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
+def test_other_kinds_of_files_are_made_anew(kind, folder):
+    """Nothing waits for a pipe's writer or reads an endless file."""
+    whole = assemble(TEXT, "sm_90")
+    (file,) = files(folder)
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.touch()
+        os.truncate(file, 200 << 30)
+    assemble.cache_clear()
+    assert assemble(TEXT, "sm_90") == whole
+    assert 0 < file.stat().st_size < 1 << 20 and not file.is_symlink()
 
 
 def test_refusals_are_not_cached(folder):

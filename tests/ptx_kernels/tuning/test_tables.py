@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import typing
+from pathlib import Path
 
 import pytest
 
@@ -124,6 +126,11 @@ def test_bad_tables(text, message):
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(TuningTableError, match=r"pipe\.json: is not a regular file"):
+        tables.load(tmp_path / "pipe.json")
+    with pytest.raises(TuningTableError, match=r"zero: is not a regular file"):
+        tables.load(Path("/dev/zero"))
     with pytest.raises(TuningTableError, match=r"none\.json: No such file"):
         tables.load(tmp_path / "none.json")
 

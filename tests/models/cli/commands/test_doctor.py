@@ -135,6 +135,12 @@ def test_threads_that_the_environment_asks_for(run, monkeypatch, variable):
     assert run()[1]["threads of XLA"] == f"3, set by ${variable}"
 
 
+def test_threads_that_a_quota_pays_for(run, monkeypatch):
+    monkeypatch.setattr(jq.cpus, "quota", lambda: 0.5)
+    monkeypatch.setattr(jq.cpus, "limited_to", lambda: 0.5)
+    assert run()[1]["threads of XLA"] == "1, for a CPU quota of 0.5"
+
+
 def test_no_compiler(run, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", f"{tmp_path}/none --std")
     assert run()[1]["C++ compiler"] == f"not found: {tmp_path}/none --std; set $CXX to use another"

@@ -64,6 +64,8 @@ def test_special_tokens_in_a_prompt() -> None:
     assert ids(f"{start}{end}", True) == [want[0], want[-1]]
     with pytest.raises(UsageError, match="--parse-special is for prompts without --chat"):
         ids("sea", True, chat=True)
+    with pytest.raises(UsageError, match="prompt has 10000000 characters, far too many for the"):
+        ids("x" * 10_000_000, True)
 
 
 @pytest.mark.slow("starts the command several times")

@@ -8,6 +8,7 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from support.helpers import nmse
 from support.implementations import needs_native
 from support.paths import GOLDEN
@@ -19,6 +20,7 @@ from jax_q4k.models.files.checkpoints import config_json
 from jax_q4k.models.support import json_fields
 
 from ... import checkpoints
+from ...adapters import ALPHA, CONFIG, RANK, random_pairs, write_gguf
 
 pytestmark = needs_native
 
@@ -117,7 +119,8 @@ def test_values_that_are_left_out():
     ).config
     assert (default.attention_soft_cap, default.final_soft_cap) == (50.0, 30.0)
     assert describe("starcoder2-no-bias", use_bias=...).zero_biases == ()
-    assert describe("deepseek3-no-interleave", rope_interleave=None).interleaved_rope
+    interleaves = describe("deepseek3-no-interleave", rope_interleave=None).config
+    assert interleaves.checkpoint_interleaved is None
     assert not describe("qwen3moe", norm_topk_prob=...).config.experts.normalize
     assert describe("qwen3next", norm_topk_prob=...).config.experts.normalize
     assert describe("qwen35moe", norm_topk_prob=False).config.experts.normalize  # as its class
@@ -144,3 +147,32 @@ def test_the_context_of_dynamic_scaling(tmp_path):
     assert model.config.context_length == 64
     with pytest.raises(ValueError, match="the context length is 64"):
         model.logits(np.ones((1, 65), np.int32))
+
+
+def test_adapters_of_checkpoints_whose_rope_is_not_interleaved(tmp_path):
+    """The reference adds PEFT's products to the checkpoint's own rows."""
+    name, rng = "deepseek3-no-interleave", np.random.default_rng(3)
+    given, tokens = loaded(name, tmp_path), expected()["tokens"][None]
+    tensors, adapter = load_file(tmp_path / "model" / "model.safetensors"), {}
+    for module in ("q_b_proj", "kv_a_proj_with_mqa", "o_proj"):
+        path = f"model.layers.0.self_attn.{module}"
+        n, k = tensors[f"{path}.weight"].shape
+        a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((RANK, k), (n, RANK)))
+        adapter[f"base_model.model.{path}.lora_A.weight"] = a
+        adapter[f"base_model.model.{path}.lora_B.weight"] = b
+        tensors[f"{path}.weight"] += np.float32(ALPHA / RANK) * (b @ a)
+    merged = checkpoints.write(tmp_path / "merged", CASES[name]["config"], tensors)
+    want = models.from_pretrained(merged).logits(tokens)
+    (tmp_path / "peft").mkdir()
+    (tmp_path / "peft" / "adapter_config.json").write_text(json.dumps(CONFIG))
+    save_file(adapter, tmp_path / "peft" / "adapter_model.safetensors")
+    models.save_gguf(given, tmp_path / "model.gguf")
+    saved = models.from_gguf(tmp_path / "model.gguf")
+    for base in (given, saved):
+        assert nmse(models.with_lora(base, tmp_path / "peft").logits(tokens), want) <= 1e-9
+    assert nmse(given.logits(tokens), want) > 1e-3
+    pairs = random_pairs(given, ("attn_q_b",))
+    with pytest.raises(jq.GGUFError, match="is of blk.0.attn_q_b.weight, whose rows were"):
+        models.with_lora(saved, write_gguf(tmp_path / "a.gguf", given, pairs))
+    unrotated = random_pairs(given, ("attn_output",))
+    models.with_lora(saved, write_gguf(tmp_path / "a.gguf", given, unrotated))

@@ -194,18 +194,23 @@ def test_a_matrix_of_two_names(tmp_path):
 
 @pytest.mark.parametrize(
     ("a", "b", "at"),
-    [(1e32, 1e32, "lora_b"), (1e38, 1e-38, "lora_a"), (-3e37, 1e-30, "lora_a"), (1e-3, 3e38, "_b")],
+    [(1e32, 1e32, "lora_a"), (1e20, 1e20, "lora_b"), (-3e37, 1e-30, "lora_a"), (1e-3, 3e38, "_b")],
 )
-def test_numbers_that_are_infinite_in_float32(a, b, at, tmp_path):
+def test_numbers_too_large_for_finite_logits(a, b, at, tmp_path):
     given = model("llama-gqa")
     pairs = {NAME: (A * np.float32(a), B * np.float32(b))}
     file = write_gguf(tmp_path / "a.gguf", given, pairs)
-    with pytest.raises(jq.GGUFError, match=rf"{at}': is so large that the adapter is"):
+    with pytest.raises(jq.GGUFError, match=rf"{at}': is so large that logits may be NaN"):
         models.with_lora(given, file)
     with pytest.raises(jq.CheckpointError, match=rf"(?i){at}.weight': is so large"):
         models.with_lora(given, write_peft(tmp_path / "peft", given, pairs))
-    finite = {NAME: (A * np.float32(1e15), B * np.float32(1e15))}
-    assert adapters.read(write_gguf(file, given, finite), given.config)
+    finite = {NAME: (A * np.float32(2e4), B * np.float32(2e4))}
+    write_gguf(file, given, finite)
+    assert np.isfinite(models.with_lora(given, file).logits([[5, 6, 7]])).all()
+    with pytest.raises(ValueError, match=f"scale=10000.0 makes the adapter of {NAME} so large"):
+        models.with_lora(given, file, scale=1e4)
+    with pytest.raises(ValueError, match=f"scale=10000.0 makes the adapter of {NAME} so large"):
+        models.merge(path("llama-gqa"), tmp_path / "m.gguf", (file, 1e4))
 
 
 def test_malformed_descriptions(tmp_path):
