@@ -80,10 +80,17 @@ else:
         "kept": "cache.program_cache",
         "replacing": "cache.atomic_files",
     }
+    #: Names that are looked for here.
+    _OF_MODELS = ("load", "generate", "stream", "from_gguf", "from_pretrained", "Engine")
     _public, __dir__ = lazy_imports.attach(__name__)
 
     def __getattr__(name: str) -> Any:
         """Imports public names on first use, and modules by their earlier names with a warning."""
+        if name in _OF_MODELS:
+            message = (
+                f"module {__name__!r} has no attribute {name!r}: it is {__name__}.models.{name}"
+            )
+            raise AttributeError(message, name=name)
         if name not in _RENAMED:
             return _public(name)
         message = f"jax_q4k.{name} is now jax_q4k.{_RENAMED[name]}"

@@ -30,7 +30,7 @@ Select = Callable[[Header], Mapping[str, TensorInfo]]
 ShardingOf = Callable[[TensorInfo], jax.sharding.Sharding | None]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class GGUFFile:
     """A loaded GGUF file: its header with metadata, and its tensors by name in file order."""
 
@@ -44,6 +44,11 @@ class GGUFFile:
         Scalars are int, float, bool or str; arrays are lists of str or NumPy arrays (n,).
         """
         return self.header.metadata
+
+    def __repr__(self) -> str:
+        architecture = self.metadata.get("general.architecture")
+        nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
+        return f"GGUFFile({architecture}, {len(self.tensors)} tensors, {nbytes} bytes)"
 
 
 class TensorFile:

@@ -62,4 +62,7 @@ def best_of(
     def step(best: Best, candidate: jax.Array) -> tuple[Best, None]:
         return where_less(evaluate(candidate), best), None
 
-    return jax.lax.scan(step, start, jnp.asarray(candidates, jnp.float32))[0]
+    # Of scalars, because XLA's partitioner refuses programs with constant arrays.
+    numbers = np.asarray(candidates, np.float32)
+    scalars = jnp.stack([jnp.float32(number) for number in numbers.flat])
+    return jax.lax.scan(step, start, scalars.reshape(numbers.shape))[0]

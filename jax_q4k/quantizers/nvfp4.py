@@ -21,7 +21,6 @@ _STEPS = (0, *(step for i in range(1, 6) for step in (i, -i)), -6, -7, -8)
 
 
 def _fields(x: jax.Array, w: jax.Array) -> Fields:
-    halves = jnp.asarray(SCALES)
     scale = jnp.abs(x).max(0) / (max(TABLE) / 2)  # (4, blocks)
     bits = jax.lax.bitcast_convert_type(scale, jnp.int32)
     subnormal = jnp.floor(scale * 2.0**9).astype(jnp.int32)
@@ -32,13 +31,19 @@ def _fields(x: jax.Array, w: jax.Array) -> Fields:
 
     def trial(step: jax.Array) -> Best:
         c = jnp.clip(code + step.astype(jnp.int32), 0, _TOP)
-        factor = halves[c]
+        factor = _half_of_scale(c)
         return (w * (factor * quants(factor) - x) ** 2).sum(0), c
 
     start = (jnp.full(scale.shape, jnp.inf), jnp.zeros_like(code))
     _, code = best_of(np.array(_STEPS), trial, start)
-    quants_ = pack.codes(quants(halves[code]), TABLE)  # (blocks, 4, 16)
+    quants_ = pack.codes(quants(_half_of_scale(code)), TABLE)  # (blocks, 4, 16)
     return {"d": code.T.astype(jnp.uint8), "qs": pack.nibbles(quants_).reshape(-1, 32)}
+
+
+def _half_of_scale(code: jax.Array) -> jax.Array:
+    """Returns half the scale of a code, int32, computed: a table would be a constant array."""
+    normal = jax.lax.bitcast_convert_type((code + (120 << 3)) << 20, jnp.float32)
+    return 0.5 * jnp.where(code < 8, code.astype(jnp.float32) * 2.0**-9, normal)
 
 
 QUANTIZER = Quantizer(

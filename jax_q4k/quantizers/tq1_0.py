@@ -10,8 +10,6 @@ from .fit import LARGEST_F16
 from .quantizer import Fields, Quantizer, as_bytes, searched
 from .tq2_0 import ternary
 
-_POWERS = (81, 27, 9, 3, 1)
-
 
 def _fields(x: jax.Array, w: jax.Array) -> Fields:
     d, q = ternary(x, w)
@@ -31,8 +29,11 @@ def _fractions(digits: jax.Array) -> jax.Array:
 
     Rounds up, so that the decoder, which rounds down, finds the same digits.
     """
-    powers = jnp.asarray(_POWERS[: digits.shape[1]], jnp.uint32)[None, :, None]
-    numbers = (digits.astype(jnp.uint32) * powers).sum(1)
+    count = digits.shape[1]
+    numbers = jnp.zeros_like(digits[:, 0], jnp.uint32)
+    for i in range(count):
+        numbers = 3 * numbers + digits[:, i]
+    numbers *= 3 ** (5 - count)
     return ((numbers * 256 + 242) // 243).astype(jnp.uint8)
 
 

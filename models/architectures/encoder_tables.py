@@ -75,8 +75,8 @@ HEAD = optional(
 #: Dense layers of sentence-transformers, after pooling.
 DENSE = optional(
     (
-        Tensor("dense_2", "dense.first", "dense_2.linear", "dense hidden"),
-        Tensor("dense_3", "dense.second", "dense_3.linear", "hidden dense"),
+        Tensor("dense_2", "dense.first", "model.dense_2.linear", "dense hidden"),
+        Tensor("dense_3", "dense.second", "model.dense_3.linear", "hidden dense"),
     )
 )
 

@@ -64,7 +64,7 @@ _SOFT_CAPS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Config:
     """Architecture and dimensions of a decoder.
 
@@ -111,6 +111,12 @@ class Config:
     labels: int = 1  # outputs of a classification head
     dense_size: int = 0  # inner size of the dense layers after pooling; 0: none
     checkpoint_interleaved: bool | None = None  # rope in the checkpoint; None: as in its class
+
+    def __repr__(self) -> str:
+        """Returns one line; `dataclasses.asdict` has all fields."""
+        shown = "hidden_size", "num_heads", "num_kv_heads", "vocab_size", "context_length"
+        sizes = ", ".join(f"{name}={getattr(self, name)}" for name in shown)
+        return f"Config({self.architecture}, {self.num_layers} layers, {sizes})"
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:

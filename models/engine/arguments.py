@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..config.pooling import POOLINGS, normalizes, pooling_of
@@ -14,6 +15,17 @@ from ..runner.model import Model
 from ..runner.speculative.drafts import Draft, DraftModel, NextTokens, PromptLookup
 from ..sampling import Sampling
 from .request import ContextShift
+
+
+def refuse_tracing(function: str) -> None:
+    """Raises TypeError inside `jax.jit`, where `function` could not read the tokens it makes."""
+    with jax.transfer_guard("allow"):
+        traced = isinstance(jnp.zeros(()), jax.core.Tracer)
+    if traced:
+        raise TypeError(
+            f"{function} runs programs and reads their tokens: call it outside jit; inside, use "
+            "model.decoder(weights), as examples/decode.py does"
+        )
 
 
 def samplings_of(sampling: Any, fields: dict[str, Any], rows: int) -> list[Sampling]:

@@ -16,7 +16,7 @@ from jax_q4k.cache.program_cache import trace_context
 from ..runner.model import Model
 from ..runner.speculative.drafts import DraftModel, NextTokens
 from ..sampling import Sampling
-from .arguments import check_request, draft_of, prompt_rows, samplings_of
+from .arguments import check_request, draft_of, prompt_rows, refuse_tracing, samplings_of
 from .outputs import Piece, Timings
 from .prefix_cache import Prefix
 from .prompt_results import PROMPT_ALONE, PooledVector, TokenVectors
@@ -69,6 +69,7 @@ def generate(
         context length, a string but no tokenizer, a field out of range. TypeError: prompts or
         fields of another type. All are raised before any computation.
     """
+    refuse_tracing("generate")
     rows, single = prompt_rows(model, prompts)
     samplings = samplings_of(sampling, fields, len(rows))
     _check(model, rows, samplings, prefix, shift)
@@ -98,6 +99,7 @@ def stream(
     must read the stream. The concatenated texts of all pieces are the text of the last piece's
     `output`.
     """
+    refuse_tracing("stream")
     rows, single = prompt_rows(model, prompt)
     if not single:
         raise TypeError("prompt is a list of prompts; stream takes one")

@@ -61,7 +61,7 @@ class TokenLogprobs(NamedTuple):
     rank: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Output:
     """Continuation of one prompt.
 
@@ -92,6 +92,14 @@ class Output:
     end_token: tuple[int, TokenLogprobs | None] | None = None
     embedding: np.ndarray | None = None
     reasoning: str = ""
+
+    def __repr__(self) -> str:
+        """Returns one line with the beginning of the text."""
+        if self.embedding is not None:
+            return f"Output(embedding of shape {self.embedding.shape})"
+        text = self.text if self.text is None or len(self.text) <= 60 else f"{self.text[:57]}..."
+        count = f"{len(self.tokens)} token{'' if len(self.tokens) == 1 else 's'}"
+        return f"Output({text!r}, {count}, finish_reason={self.finish_reason!r})"
 
 
 @dataclasses.dataclass(frozen=True)

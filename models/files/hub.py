@@ -37,6 +37,8 @@ CHECKPOINT = (
     "additional_chat_templates/*.jinja",
     "modules.json",
     "*_Pooling/config.json",
+    "*_Dense/config.json",
+    "*_Dense/model.safetensors",
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_q4k import GGUFError, QuantizedArray, formats, gguf, quantizers
+from jax_q4k import GGUFError, QuantizedArray, formats
 
 from ..config import Config
 from ..network.adapters import named_linears
@@ -52,20 +52,15 @@ def merge(
       The files that were written.
 
     Raises:
-      ValueError: as `quantize` and `with_lora` do; an adapted matrix of a type that cannot be
-        written. jax_q4k.GGUFError, jax_q4k.CheckpointError: a file is invalid, or an adapter does
-        not belong to the model. OSError: a file cannot be read or written. TypeError: `lora` is no
-        path.
+      ValueError: as `quantize` and `with_lora` do. jax_q4k.GGUFError, jax_q4k.CheckpointError: a
+        file is invalid, or an adapter does not belong to the model. OSError: a file cannot be read
+        or written. TypeError: `lora` is no path.
     """
     recipes.check_name(type)
     specs = list(lora_files.adapter_specs(lora))
     with open_source(source) as opened:
         config = Config.from_metadata(opened.metadata, opened.name)
         adapters = _adapters(config, specs, opened.tensors)
-        for name in adapters if type == recipes.COPY else ():
-            if opened.types[name] not in (*gguf.PLAIN, *quantizers.names()):
-                problem = f"tensor {name!r} is {opened.types[name]}, which cannot be written"
-                raise ValueError(f"{problem}: give a type for all tensors, such as 'Q4_K_M'")
         merged = _Merged(opened, adapters)
         return convert(merged, path, type, importance, max_bytes=max_bytes, progress=progress)
 

@@ -48,6 +48,8 @@ def build(
     rope_frequencies: as in `Decoder`; None means that config and tensors determine them.
     """
 
+    own = {tensor.name for tensor, *_ in table(config)}
+
     def held(tensor: Tensor, prefix: str = "") -> Any:
         """Builds the module or variable of one tensor; None if the model lacks the tensor."""
         weight = tensors.get(prefix + tensor.name)
@@ -63,7 +65,9 @@ def build(
         dimensions = len(tensor.shape.split())
         if dimensions == 1 or tensor.table:
             return flax_types.variable(weight)
-        scales = (tensors.get(f"{prefix}{tensor.gguf}.{suffix}") for suffix in SCALES)
+        names = [f"{tensor.gguf}.{suffix}" for suffix in SCALES]
+        # Gemma 4 calls the factors of its router's input ffn_gate_inp.scale.
+        scales = (None if name in own else tensors.get(prefix + name) for name in names)
         optional = bias, *(None if scale is None else float_array(scale) for scale in scales)
         return Linear(weight, *optional) if dimensions == 2 else ExpertLinear(weight, *optional)
 

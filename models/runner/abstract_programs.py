@@ -32,6 +32,7 @@ def abstract_programs(
     machine without one; then pass CUDA_COMPILER_OPTIONS to `compile`. Names: `prefill` (whole
     prompts), `decode` (a step of the decoder), `generate` (a loop that decodes and samples).
     """
+    model.check_generates()
     network = dataclasses.replace(model.network, on_gpu=False)  # the caller sets compiler options
     config, dtype = model.config, jnp.dtype(cache_dtype)
     width = -(-capacity // PAGE_SIZE)

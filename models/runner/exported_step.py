@@ -81,10 +81,11 @@ def compile_step(
       cache_dtype: as in `generate`.
 
     Raises:
-      ValueError: an unknown target, a batch below 1, a context beyond the model's.
+      ValueError: an encoder, an unknown target, a batch below 1, a context beyond the model's.
       jax_q4k.UnavailableError: something that the target needs is not installed. OSError: the file
         cannot be written.
     """
+    model.check_generates()
     longest = model.config.context_length
     context = longest if context is None else context
     if not 1 <= context <= longest:

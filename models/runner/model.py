@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -244,6 +245,22 @@ class Model:
         """Pickles and copies the decoder without programs, which are compiled again."""
         return type(self), (self.decoder(), self.tokenizer, self.metadata)
 
+    if not TYPE_CHECKING:  # type checkers know the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises AttributeError, with the function that other libraries have as a method."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in ("generate", "stream", "score", "embed"):
+                message = f"{message}: write models.{name}(model, ...)"
+            raise AttributeError(message, name=name, obj=self)
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises TypeError, with the two calls that may be meant."""
+        raise TypeError(
+            "a Model is not a function: models.generate(model, prompt) makes text, and "
+            "model.decoder()(tokens), with tokens (batch, time), the logits"
+        )
+
     def __repr__(self) -> str:
         about = f"{self.config.architecture}, {self.config.num_layers} layers"
         return f"Model({about}, {self.weight_bytes} bytes of weights)"
@@ -251,7 +268,7 @@ class Model:
 
 def _fingerprint(config: Config, static: Any, layout: str, shapes: list[str]) -> str:
     """Returns a SHA-256 of everything in a model that programs depend on, without weight values."""
-    parts = [repr(config), repr(static), layout, *shapes]
+    parts = [repr(dataclasses.asdict(config)), repr(static), layout, *shapes]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

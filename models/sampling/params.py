@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,29 @@ Processor: TypeAlias = Callable[[Any, Any, Any], Any]
 def _field(default: Any, help: str, **metadata: Any) -> Any:
     """Returns a dataclass field whose metadata has its help text for the command line."""
     return dataclasses.field(default=default, metadata=metadata | {"help": help})
+
+
+#: Names of other libraries -> fields.
+_ELSEWHERE = {
+    **dict.fromkeys(("max_tokens", "max_length", "max_completion_tokens"), "max_new_tokens"),
+    **dict.fromkeys(("n_predict", "num_predict"), "max_new_tokens"),
+    **dict.fromkeys(("stop_sequences", "stop_strings", "stops"), "stop"),
+    **dict.fromkeys(("repeat_penalty", "repetition"), "repetition_penalty"),
+    **dict.fromkeys(("top_logprobs", "n_probs"), "logprobs"),
+    **dict.fromkeys(("do_sample", "temp"), "temperature"),
+    "ignore_eos": "ignore_end",
+    "eos_token_id": "stop_token_ids",
+    "logits_processor": "processors",
+    "grammar": "constraint",
+}
+
+
+def unknown_field(name: str) -> str:
+    """Returns the message about a name that is no field, with the field that it resembles."""
+    fields = [field.name for field in dataclasses.fields(Sampling)]
+    meant = _ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, fields, 1)), None)
+    hint = f"; did you mean {meant}?" if meant else f"; it has {', '.join(fields)}"
+    return f"Sampling has no field {name}{hint}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +111,13 @@ class Sampling:
       spelled_tokens: control tokens whose names are part of the text, such as "<|channel|>"; those
         of others are left out. Stored as a tuple.
     """
+
+    def __new__(cls, *_: Any, **fields: Any) -> Sampling:
+        """Raises TypeError for an unknown field, with the name that it has here."""
+        for name in fields:
+            if name not in cls.__dataclass_fields__:
+                raise TypeError(unknown_field(name))
+        return super().__new__(cls)
 
     max_new_tokens: int = _field(64, "maximum new tokens; default: 64", short="-n", metavar="N")
     min_new_tokens: int = _field(

@@ -74,7 +74,8 @@ class Speed:
 
 
 def check(model: Model, test: Test) -> None:
-    """Raises ValueError if a test needs more tokens than the model's context length."""
+    """Raises ValueError for an encoder, and if a test needs more tokens than the context length."""
+    model.check_generates()
     if test.length > model.config.context_length:
         context = model.config.context_length
         raise ValueError(f"{test.name} takes {test.length} tokens; the context length is {context}")

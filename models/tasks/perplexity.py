@@ -178,6 +178,7 @@ def hidden_states(model: Model, rows: list[list[int]], first: int) -> np.ndarray
 
 def checked(model: Model, context: int | None) -> tuple[Tokenizer, int]:
     """Returns the model's tokenizer, and the tokens of a window; raises as `score` does."""
+    model.check_generates()
     tokenizer, longest = model.tokenizer, model.config.context_length
     if tokenizer is None:
         raise ValueError("model has no tokenizer")

@@ -2,8 +2,10 @@
 
 `tokenizer.ggml.model` may be "llama" (SentencePiece with scores), "gpt2" (byte-level BPE),
 "gemma4" (BPE of raw UTF-8), "bert" (WordPiece) or "t5" (SentencePiece's Unigram); ids equal
-llama.cpp's for the same text and flags. A tokenizer.json is read by the `tokenizers` library;
-`metadata_from_json` converts it to GGUF metadata where possible.
+llama.cpp's for the same text and flags, except that WordPiece keeps all vowels of Hangul and
+Devanagari and takes words of over 100 characters as unknown, as the models' own tokenizers do. A
+tokenizer.json is read by the `tokenizers` library; `metadata_from_json` converts it to GGUF
+metadata where possible.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import functools
 import operator
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from gguf.constants import TokenType
 from tokenizers import pre_tokenizers
@@ -77,6 +77,10 @@ class Tokenizer:
         self._holding: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._byte_of = _byte_alphabet()
         self._types: list[int] = vocabulary.types.tolist()
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises TypeError, with the method that may be meant."""
+        raise TypeError("a Tokenizer is not a function: tokenizer.encode(text) returns the ids")
 
     @property
     def vocab_size(self) -> int:

@@ -509,7 +509,7 @@ def packed_is_no_array():
 
 
 @says("docs/arrays.md", "| `jq.matmul(x, w.T)`, `w.T` of three axes | TypeError, ValueError")
-@says("docs/arrays.md", "`w == v` is `w is v`", "not available: call `w.dequantize()` first")
+@says("docs/arrays.md", "`w == v` is `w is v`", "AttributeError: call `w.dequantize()` first")
 def other_uses():
     w = jq.quantize(np.ones((64, 256)), "Q8_0")
     with pytest.raises(TypeError):
@@ -627,10 +627,12 @@ def gradient_in_packed_weights():
         jax.grad(lambda w: jq.matmul(jnp.ones((1, 256)), w).sum())(w)
 
 
-@says("docs/troubleshooting.md", "call it outside jit, vmap and grad")
+@says("docs/arrays.md", "The search for the best scales is then part of the program")
+@says("docs/arrays.md", "the weights of its block become NaN or infinite")
 def quantizing_while_tracing():
-    with pytest.raises(TypeError, match="call it outside jit, vmap and grad"):
-        jax.jit(lambda w: jq.quantize(w, "Q8_0"))(jnp.ones((1, 32)))
+    quantized = jax.jit(lambda w: jq.quantize(w, "Q8_0"))(jnp.ones((1, 64)).at[0, 40].set(jnp.nan))
+    finite = np.isfinite(np.asarray(quantized.dequantize()))
+    assert finite[0, :32].all() and not finite[0, 32:].any()
 
 
 @says(API, "| `jq.implementation(name, activations=..., fused=...)`")
@@ -647,8 +649,7 @@ def split_operations():
     """The table of devices has the axes of every operation in the table of transforms."""
     shown = {name for cell, _ in table("docs/devices.md", "| operation |") for name in quoted(cell)}
     all_of_them = {quoted(row[0])[0] for row in table("docs/transforms.md", "| operation | jit")}
-    outside = {"quantize"}  # never part of a program
-    assert all_of_them - shown == outside & all_of_them
+    assert not all_of_them - shown
 
 
 # Programs in other processes.

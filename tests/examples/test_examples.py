@@ -6,6 +6,8 @@ import sys
 import pytest
 from support.paths import EXAMPLES, GOLDEN
 
+from jax_q4k import models
+
 pytestmark = pytest.mark.cpu_kernels
 
 
@@ -18,8 +20,6 @@ def run(monkeypatch, capsys, name, *arguments):
 def test_decode(monkeypatch, capsys):
     golden = json.loads((GOLDEN / "text-spm.json").read_text())
     out = run(monkeypatch, capsys, "decode.py", str(GOLDEN / golden["file"]), golden["prompt_text"])
-    from jax_q4k import models
-
     tokenizer = models.tokenizer.from_gguf(GOLDEN / golden["file"])
     assert out == tokenizer.decode(golden["greedy_f32"][:24], strip_prefix=False) + "\n"
 
@@ -36,3 +36,30 @@ def test_primitives(monkeypatch, capsys):
     assert "589,824 bytes packed, 4,194,304 as float32" in out
     difference, error = (float(number) for number in re.findall(r"(\S+e-\d+)", out))
     assert difference <= 1e-4 and 1e-8 <= error <= 1e-3
+
+
+@pytest.mark.slow("compiles two programs of a model", quick=["text-spm"])
+@pytest.mark.parametrize("name", ["text-spm", "demo"])
+def test_a_decoder_from_primitives(name, monkeypatch, capsys):
+    file = models.demo_path() if name == "demo" else GOLDEN / f"{name}.Q4_K_M.gguf"
+    out = run(monkeypatch, capsys, "decoder_from_primitives.py", str(file), "Once upon", "-n", "20")
+    same, of = map(int, re.findall(r"(\d+) of (\d+) tokens are those of models.generate", out)[0])
+    assert same == of >= 1
+
+
+def test_a_decoder_from_primitives_of_another_architecture(monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="qwen2-bias.* is no plain llama"):
+        run(
+            monkeypatch,
+            capsys,
+            "decoder_from_primitives.py",
+            str(GOLDEN / "qwen2-bias.Q4_K_M.gguf"),
+        )
+
+
+@pytest.mark.filterwarnings("error::DeprecationWarning:__main__")
+def test_nnx_scan(monkeypatch, capsys):
+    out = run(monkeypatch, capsys, "nnx_scan.py")
+    assert "QuantizedArray(Q4_K, shape=(4, 256, 256), nbytes=147456)" in out
+    first, last, restored = (float(number) for number in re.findall(r"\d\.\d+", out))
+    assert max(last, restored) < first / 20

@@ -146,6 +146,7 @@ CASES = {
     **{f"dequantize {name}": (jq.dequantize, (w,), False) for name, w in W.items()},
     **{f"embedding {name}": (jq.embedding, (IDS, w), False) for name, w in W.items()},
     "embedding of floats": (jq.embedding, (IDS, WEIGHT), False),
+    "quantize": (lambda w: jq.quantize(w, "Q6_K"), (HALF,), False),
     "quantize_q8_1": (jq.quantize_q8_1, (HALF,), False),
     "argmax": (jq.argmax, (HALF,), False),
     "top_k": (lambda x: jq.top_k(x, 7), (HALF,), False),

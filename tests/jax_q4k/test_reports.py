@@ -34,7 +34,8 @@ NAMES = {
     "paged_attention": "paged_attention",
     "paged_attention_matmul": "paged_attention_matmul",
 }
-#: Primitives that only move values, for which checkify reports no NaN, or that decode weights.
+#: Primitives that only move values, for which checkify reports no NaN, or that decode or encode
+#: weights.
 OTHERS = {
     "append_kv",
     "packed_embedding",
@@ -43,6 +44,7 @@ OTHERS = {
     "q4k_top_k",
     "q4k_draw",
     "dequantize",
+    "quantize",
 }
 
 

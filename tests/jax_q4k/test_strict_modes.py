@@ -29,7 +29,7 @@ def strict(transfers="disallow"):
         yield
 
 
-@pytest.mark.slow("compiles a program for each case", quick=["append_kv-native"])
+@pytest.mark.slow("compiles a program for each case", quick=["append_kv-*"])
 @pytest.mark.grid
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 @pytest.mark.parametrize("name", CASES)

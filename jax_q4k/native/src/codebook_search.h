@@ -41,8 +41,6 @@ inline float positive_half(float x) {
   return std::nearbyint(x / step) * step;
 }
 
-enum Signs { kFreeSigns, kEvenSigns, kTernary };
-
 // How a format stores values: values of an entry and of a scale, the largest scale, signs. Ternary values are shifted
 // by 1 / 8 up or down, all of a scale or eight at a time.
 template <int kEntry_, int kScaled_, int kLargestScale_, Signs kSigns_, bool kShiftOfScaled_ = false>
@@ -61,7 +59,7 @@ struct Book {
   int used = 0;                        // first halves that occur
   int first[Shape::kHalves], begin[Shape::kHalves + 1];
   uint16_t second[2048 + Shape::kHalves * kTogether];  // second halves of a first half; the last one fills up
-  uint16_t entry[Shape::kHalves * Shape::kHalves];
+  uint16_t entry[Shape::kHalves * Shape::kHalves] = {};
   float level[Shape::kLevels];
 
   explicit Book(const CodebookSearch& s) {
@@ -481,13 +479,9 @@ void search_codebook(const CodebookSearch& s) {
   }
 }
 
-using BookIQ1_S = BookShape<8, 32, 7, kTernary, true>;
-using BookIQ1_M = BookShape<8, 16, 7, kTernary>;
-using BookIQ2_XXS = BookShape<8, 32, 15, kEvenSigns>;
-using BookIQ2_XS = BookShape<8, 16, 15, kEvenSigns>;
-using BookIQ2_S = BookShape<8, 16, 15, kFreeSigns>;
-using BookIQ3_XXS = BookShape<4, 32, 15, kEvenSigns>;
-using BookIQ3_S = BookShape<4, 32, 15, kFreeSigns>;
+#define JAX_Q4K_BOOK_SHAPE(name, ...) using Book##name = BookShape<__VA_ARGS__>;
+JAX_Q4K_BOOKS(JAX_Q4K_BOOK_SHAPE)
+#undef JAX_Q4K_BOOK_SHAPE
 
 }  // namespace
 }  // namespace jax_q4k

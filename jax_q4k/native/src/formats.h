@@ -33,6 +33,17 @@
   X(TQ1_0, 256, 52, 2)                 \
   X(TQ2_0, 256, 64, 2)
 
+// Formats whose quantizers search a codebook: values of an entry and of a scale, the largest scale, signs, and whether all
+// values of a scale are raised or lowered together.
+#define JAX_Q4K_BOOKS(X)              \
+  X(IQ1_M, 8, 16, 7, kTernary, false)  \
+  X(IQ1_S, 8, 32, 7, kTernary, true)   \
+  X(IQ2_S, 8, 16, 15, kFreeSigns)      \
+  X(IQ2_XS, 8, 16, 15, kEvenSigns)     \
+  X(IQ2_XXS, 8, 32, 15, kEvenSigns)    \
+  X(IQ3_S, 4, 32, 15, kFreeSigns)      \
+  X(IQ3_XXS, 4, 32, 15, kEvenSigns)
+
 // Whether the scale of a block and its weights may be subnormal floats.
 #define JAX_Q4K_HAS_SUBNORMALS(type) ((type) == kMXFP4)
 #endif

@@ -18,7 +18,7 @@ namespace jax_q4k {
 #define JAX_Q4K_FLOAT_GEMV(format, ...) float_gemv<PackedRow<format>>,
 #define JAX_Q4K_FLOAT_GEMM(format, ...) float_gemm<PackedRow<format>>,
 #define JAX_Q4K_FLOATS(of) of<FloatRow<float>>, of<FloatRow<Half>>, of<FloatRow<Bf16>>
-#define JAX_Q4K_SEARCH(format) search_codebook<Book##format>,
+#define JAX_Q4K_SEARCH(format, ...) search_codebook<Book##format>,
 #define JAX_Q4K_PAGES(of) of<float>, of<Half>, of<Bf16>, of<int8_t>, of<E4m3>
 
 const Kernels JAX_Q4K_KERNELS = {

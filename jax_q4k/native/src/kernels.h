@@ -115,10 +115,12 @@ struct AttentionOptions {
 };
 
 // Formats whose values are entries of a codebook (`codebook_search.h`).
-#define JAX_Q4K_BOOKS(X) X(IQ1_S) X(IQ1_M) X(IQ2_XXS) X(IQ2_XS) X(IQ2_S) X(IQ3_XXS) X(IQ3_S)
-#define JAX_Q4K_BOOK(name) kBook##name,
+#define JAX_Q4K_BOOK(name, ...) kBook##name,
 enum BookFormat { JAX_Q4K_BOOKS(JAX_Q4K_BOOK) kBookFormats };
 #undef JAX_Q4K_BOOK
+// Signs of their values: one bit each; seven bits for eight values, of which an even number is negative; or part of the
+// entries, whose values are then raised or lowered by 1 / 8.
+enum Signs { kFreeSigns, kEvenSigns, kTernary };
 
 // Blocks of 256 floats for which codebook entries are searched, and where the results go. weight = d * unit * (2 * scale +
 // 1) * signed value of an entry.

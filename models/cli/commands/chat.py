@@ -69,6 +69,10 @@ def _chat(options: argparse.Namespace, notes: Console) -> int:
     model = load_model(options.model, notes, options.devices, options.lora)
     if model.tokenizer is None:
         raise UsageError(f"{options.model} has no tokenizer, which a chat needs")
+    try:
+        model.check_generates()
+    except ValueError as error:
+        raise UsageError(error) from None
     model.program_cache = options.programs
     sampling = sampling_of(options, model, notes)
     running = {"cache_dtype": options.cache_dtype, "draft": loaded_draft(options, notes)}

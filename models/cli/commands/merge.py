@@ -10,7 +10,7 @@ from rich.console import Console
 
 from jax_q4k import models
 
-from ...files.quantizing.recipes import RECIPES
+from ...files.quantizing.recipes import COPY, RECIPES
 from ..arguments import add_model
 from ..options import add_lora, add_no_cache
 from ..output import UsageError, bytes_progress, warnings_in_a_line
@@ -33,9 +33,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--type",
         type=str.upper,
-        choices=RECIPES,
-        help="quantize all tensors to this type; default: each tensor's own; a checkpoint becomes "
-        "BF16",
+        choices=(*RECIPES, COPY),
+        default=COPY,
+        help="quantize all tensors to this type; default: COPY, each tensor's own",
     )
     parser.add_argument("--imatrix", metavar="FILE", help="importance matrix, as in quantize")
     parser.add_argument("--force", action="store_true", help="replace OUT.gguf if it exists")

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from jax_q4k import models
 
-from ...files.quantizing.recipes import RECIPES
+from ...files.quantizing.recipes import COPY, RECIPES
 from ..arguments import add_model
 from ..options import add_no_cache
 from ..output import UsageError, bytes_progress, table_console, warnings_in_a_line
@@ -31,7 +31,11 @@ def add_parser(commands: Any) -> None:
     add_model(parser)
     parser.add_argument("target", metavar="OUT.gguf", nargs="?", help="not needed with --dry-run")
     parser.add_argument(
-        "--type", type=str.upper, choices=RECIPES, default="Q4_K_M", help="default: Q4_K_M"
+        "--type",
+        type=str.upper,
+        choices=(*RECIPES, COPY),
+        default="Q4_K_M",
+        help="default: Q4_K_M; COPY: each tensor's own",
     )
     parser.add_argument(
         "--imatrix", metavar="FILE", help="llama.cpp's importance matrix, a GGUF or .dat file"

@@ -90,12 +90,16 @@ class CheckpointSource:
             raise FileNotFoundError(2, "No such file or directory", self.name)
         fields = JSONFields.read(folder / "config.json", config_json.MAX_CONFIG)
         self.description = config_json.describe(fields)
+        vectors = sentence_transformers.settings(folder, self.description.config.kind)
+        if vectors.dense is not None:
+            self.description = _with_dense(self.description, vectors.dense[2])
         self.config = self.description.config
         self.tokenizer = tokenizer_files.load(folder, fields, self.config.vocab_size)
-        vectors = sentence_transformers.metadata(folder, self.config.architecture)
-        self.model_metadata: dict[str, Any] = self.description.metadata | vectors
+        self.model_metadata: dict[str, Any] = self.description.metadata | vectors.metadata
         self.model_metadata |= tokenizer_files.sampling(folder, fields)
         weights = Weights(location)
+        for path, name in zip((vectors.dense or ())[:2], ("dense_2", "dense_3"), strict=False):
+            weights.add(Path(path) / "model.safetensors", f"{name}.")
         self._weights = DecodedWeights(
             weights, packed_tensors(weights, settings_in(folder, fields))
         )
@@ -389,6 +393,17 @@ class CheckpointSource:
         if self._expected[name].is_bias:
             return entry.bias in (*self.config.kind.biases, *self.description.biases)
         return entry.required or entry.gguf in self.description.tensors
+
+
+def _with_dense(description: config_json.Description, size: int) -> config_json.Description:
+    """Returns the description with dense layers after pooling, of this inner size."""
+    config = dataclasses.replace(description.config, dense_size=size)
+    return dataclasses.replace(
+        description,
+        config=config,
+        metadata=description.metadata | config.to_metadata(),
+        tensors=(*description.tensors, "dense_2", "dense_3"),
+    )
 
 
 @gc_throttled()

@@ -141,6 +141,7 @@ _ROPE = frozenset(
 #: model_type -> classes that use it; the first is the default if `architectures` is missing.
 CLASSES_OF_TYPES: dict[str | None, tuple[str, ...]] = {
     "bert": ("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
+    "nomic_bert": ("NomicBertModel",),
     "camembert": ("CamembertModel", "CamembertForMaskedLM"),
     "modernbert": (
         "ModernBertModel",

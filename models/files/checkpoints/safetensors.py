@@ -75,6 +75,7 @@ class Weights:
         self._open: tuple[Path, Any, _Places] | None = None
         self._stack = contextlib.ExitStack()
         self.stored: dict[str, Stored] = {}
+        self._prefixes: dict[Path, str] = {}
         index = path / "model.safetensors.index.json"
         if path.is_file() or (path / "model.safetensors").exists():
             self._list(path if path.is_file() else path / "model.safetensors")
@@ -84,6 +85,11 @@ class Weights:
             problem = "is missing, and so is model.safetensors.index.json"
             others = "other kinds of weights are not supported"
             raise CheckpointError(str(path), "model.safetensors", f"{problem}; {others}")
+
+    def add(self, file: Path, prefix: str) -> None:
+        """Lists the tensors of a further file, with a prefix before their names."""
+        self._prefixes[file] = prefix
+        self._list(file)
 
     def close(self) -> None:
         """Closes the last file."""
@@ -104,9 +110,10 @@ class Weights:
         def values_of() -> np.ndarray:
             handle, places = self._handle(stored.file)
             if stored.dtype in _FLOAT8:
-                return places.read(name, stored, first, wanted)
-            return handle.get_tensor(name) if complete else handle.get_slice(name)[part]
+                return places.read(inner, stored, first, wanted)
+            return handle.get_tensor(inner) if complete else handle.get_slice(inner)[part]
 
+        inner = name.removeprefix(self._prefixes.get(stored.file, ""))
         values = _checked(stored.file, f"tensor {name!r}", values_of)
         if values.shape != wanted or values.dtype != stored.numpy_dtype:
             raise CheckpointError(file, f"tensor {name!r}", "changed while the file was read")
@@ -159,7 +166,7 @@ class Weights:
     def _list(self, file: Path) -> None:
         with _opened(file) as handle:
             for name in handle.keys():
-                part = handle.get_slice(name)
+                part, name = handle.get_slice(name), self._prefixes.get(file, "") + name
                 dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
                 if math.prod(size for size in shape if size) > _MAX_ELEMENTS:
                     problem = f"has shape {shape}, beyond the {_MAX_ELEMENTS} elements of an array"

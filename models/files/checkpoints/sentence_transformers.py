@@ -8,8 +8,9 @@ still generate text, but `models.embed` rejects it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from ...architectures.base import Architecture
 from ...config.pooling import NORMALIZE, UNSUPPORTED, metadata_of
 from ...support.json_fields import JSONFields, read
 from .config_json import MAX_CONFIG
@@ -31,19 +32,31 @@ class _UnsupportedError(Exception):
     """The folder's embeddings cannot be computed; the message gives the reason."""
 
 
-def metadata(folder: Path, architecture: str) -> dict[str, Any]:
-    """Returns metadata with the folder's settings for embeddings; empty if it has none.
+class Settings(NamedTuple):
+    """A folder's settings for embeddings.
 
-    Raises CheckpointError for a malformed file.
+    Attributes:
+      metadata: empty if it has none.
+      dense: folders of the two dense layers after pooling, and the output size of the first; None
+        without such layers.
     """
+
+    metadata: dict[str, Any]
+    dense: tuple[Path, Path, int] | None = None
+
+
+def settings(folder: Path, kind: Architecture) -> Settings:
+    """Returns the folder's settings for embeddings; raises CheckpointError for a malformed file."""
     try:
-        return _metadata(folder, architecture)
+        return _settings(folder, kind)
     except _UnsupportedError as reason:
-        return {UNSUPPORTED: str(reason)}
+        return Settings({UNSUPPORTED: str(reason)})
 
 
-def _metadata(folder: Path, architecture: str) -> dict[str, Any]:
+def _settings(folder: Path, kind_of_model: Architecture) -> Settings:
     pooling, normalize = None, False
+    dense: list[Path] = []
+    takes_dense = any(tensor.gguf == "dense_2" for tensor in kind_of_model.output)
     for kind, path in _modules(folder):
         if kind == "Transformer":
             continue
@@ -51,14 +64,20 @@ def _metadata(folder: Path, architecture: str) -> dict[str, Any]:
             normalize = True
         elif kind == "Pooling" and pooling is None and not normalize:
             pooling = _pooling(folder / path / "config.json")
+        elif kind == "Dense" and takes_dense and pooling is not None and len(dense) < 2:
+            dense.append(folder / path)
         else:
             known = "Transformer, Pooling, Normalize"
             _refuse(
                 folder / "modules.json", f"module {kind[:100]!r} here", f"expected one of {known}"
             )
     _check_texts(folder)
-    found: dict[str, Any] = {} if pooling is None else metadata_of(architecture, pooling)
-    return found | ({NORMALIZE: True} if normalize else {})
+    sizes = [_dense_size(path / "config.json") for path in dense]
+    if len(dense) == 1:
+        _refuse(folder / "modules.json", "one module 'Dense'", "expected two or none")
+    found: dict[str, Any] = {} if pooling is None else metadata_of(kind_of_model.name, pooling)
+    found |= {NORMALIZE: True} if normalize else {}
+    return Settings(found, (dense[0], dense[1], sizes[0]) if dense else None)
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
@@ -77,6 +96,17 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     return modules
 
 
+def _dense_size(file: Path) -> int:
+    """Returns the output size of a dense layer without bias and activation."""
+    config = JSONFields.read(file, MAX_CONFIG)
+    if config.boolean("bias", True):
+        _refuse(file, "bias=true", "expected a layer without")
+    activation = config.string("activation_function", "Identity").rpartition(".")[2]
+    if activation != "Identity":
+        _refuse(file, f"activation_function {activation[:50]!r}", "expected Identity")
+    return config.integer("out_features", least=1, most=1 << 24)
+
+
 def _pooling(file: Path) -> str:
     config = JSONFields.read(file, MAX_CONFIG)
     modes = [name for flag, name in _MODES.items() if config.boolean(flag, False)]
@@ -92,15 +122,15 @@ def _pooling(file: Path) -> str:
 
 def _check_texts(folder: Path) -> None:
     """Raises `_UnsupportedError` for settings that change texts before they are tokenized."""
-    settings = folder / "config_sentence_transformers.json"
-    if settings.exists():
-        name = JSONFields.read(settings, MAX_CONFIG).string("default_prompt_name", None)
+    file = folder / "config_sentence_transformers.json"
+    if file.exists():
+        name = JSONFields.read(file, MAX_CONFIG).string("default_prompt_name", None)
         if name is not None:
             rule = "write the prompt before texts"
-            _refuse(settings, f"default_prompt_name={name[:100]!r}", rule)
-    settings = folder / "sentence_bert_config.json"
-    if settings.exists() and JSONFields.read(settings, MAX_CONFIG).boolean("do_lower_case", False):
-        _refuse(settings, "do_lower_case=true", "give texts in lower case")
+            _refuse(file, f"default_prompt_name={name[:100]!r}", rule)
+    file = folder / "sentence_bert_config.json"
+    if file.exists() and JSONFields.read(file, MAX_CONFIG).boolean("do_lower_case", False):
+        _refuse(file, "do_lower_case=true", "give texts in lower case")
 
 
 def _refuse(file: Path, what: str, rule: str) -> NoReturn:

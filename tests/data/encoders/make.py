@@ -84,6 +84,7 @@ FOLDERS = {
         wordpiece,
         MODERN | {"num_labels": 1, "classifier_pooling": "mean"},
     ),
+    "nomic-bert": ("NomicBertModel", wordpiece, {}),
     "gemma-embedding": ("Gemma3TextModel", unigram, GEMMA),
 }
 

@@ -52,7 +52,7 @@ def relative_rmse(got: np.ndarray, want: np.ndarray, importance=1.0) -> float:
     return float(np.sqrt(np.sum(importance * (got - want) ** 2) / np.sum(importance * want**2)))
 
 
-@pytest.mark.slow("searches the best codes of many blocks", quick=["Q4_0-normal"])
+@pytest.mark.slow("searches the best codes of many blocks", quick=["Q4_0-*"])
 @pytest.mark.grid
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("format", SEARCHED)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_q4k as jq
 from jax_q4k import quantizers
-from jax_q4k.quantizers import Quantizer
 from ptx_kernels import formats
 
 W = np.random.default_rng(0).standard_normal((3, 512), np.float32)
-FORMATS = list(quantizers.names())
+FORMATS = [name for name, found in quantizers._found().items() if found.traced is not None]
 
 
 def different(a: jq.QuantizedArray, b: jq.QuantizedArray) -> float:
@@ -94,16 +97,11 @@ def test_there_is_no_derivative():
     np.testing.assert_allclose(kept, W, atol=0.05)
 
 
-def test_a_format_that_needs_values(monkeypatch):
+def test_a_format_that_needs_values():
     """It has shapes, but no program."""
-    host = Quantizer("Q8_0", 1.0, lambda x, importance: np.zeros((len(x), 34), np.uint8))
-    found = {**quantizers._found(), "Q8_0": host}
-    monkeypatch.setattr(quantizers, "_found", lambda: found)
-    function = jax.jit(lambda w: jq.quantize(w, "Q8_0"))
+    function = jax.jit(lambda w: jq.quantize(w, "IQ2_S"))
     assert jax.eval_shape(function, W).shape == W.shape
-    with pytest.raises(
-        TypeError, match="quantize to Q8_0 needs its values: .* IQ4_NL, MXFP4, Q4_0"
-    ):
+    with pytest.raises(TypeError, match="to IQ2_S needs its values: .* IQ4_NL, MXFP4, Q4_0"):
         function(W)
 
 
@@ -144,3 +142,30 @@ def test_similar_names(name, meant):
     message = formats.unknown(name, known)
     assert message.startswith(f"format={name!r} must be one of ")
     assert message.endswith(f"; did you mean {meant!r}?" if meant else known[-1])
+
+
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=["rows", "blocks"])
+def test_shards_stay_in_place(spec, kind):
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(kind,))
+    w = jnp.asarray(W[:2])
+    with jax.set_mesh(mesh) if kind == AxisType.Explicit else contextlib.nullcontext():
+        sharding = NamedSharding(mesh, spec)
+        got = jax.jit(lambda w: jq.quantize(w, "Q4_0"))(jax.device_put(w, sharding))
+    assert all(plane.sharding.is_equivalent_to(sharding, 3) for plane in got.planes)
+    assert different(jax.device_get(got), jq.quantize(w, "Q4_0")) == 0
+
+
+def test_a_block_is_not_split():
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    w = jax.device_put(W[:2, :32], NamedSharding(mesh, P(None, "x")))
+    got = jax.jit(lambda w: jq.quantize(w, "Q4_0"))(w)
+    assert different(jax.device_get(got), jq.quantize(W[:2, :32], "Q4_0")) == 0
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_programs_have_no_constant_arrays(format):
+    """XLA's partitioner would refuse them."""
+    with jax.numpy_rank_promotion("allow"):
+        program = jax.make_jaxpr(lambda w: quantizers.traced(w, format))(W)
+    assert not program.consts

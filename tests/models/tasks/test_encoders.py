@@ -3,18 +3,24 @@
 import dataclasses
 import functools
 import json
+import shutil
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from safetensors.numpy import save_file
 from support import encoders
 from support.helpers import nmse
 from support.paths import DATA, ROOT
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models import cli
 from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.engine.encoding import batches
 from jax_q4k.models.network.layers import bidirectional
+from jax_q4k.models.tasks import bench
 
 from ..golden_files import model as decoder
 
@@ -95,6 +101,38 @@ def test_folders_of_transformers(name):
         assert nmse(vectors, np.array(want)) <= 1e-11
 
 
+def test_dense_layers_of_a_folder(tmp_path):
+    """EmbeddingGemma's folders have them in folders of their own."""
+    shutil.copytree(DATA / "encoders" / "gemma-embedding", tmp_path, dirs_exist_ok=True)
+    names, rng = ("Transformer", "Pooling", "Dense", "Dense", "Normalize"), np.random.default_rng(0)
+    modules = [
+        {"path": f"{i}_{name}" if i else "", "type": f"sentence_transformers.models.{name}"}
+        for i, name in enumerate(names)
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    weights = []
+    for name, n, k in (("2_Dense", 80, 32), ("3_Dense", 32, 80)):
+        (tmp_path / name).mkdir()
+        about = {"in_features": k, "out_features": n, "bias": False}
+        about["activation_function"] = "torch.nn.modules.linear.Identity"
+        (tmp_path / name / "config.json").write_text(json.dumps(about))
+        weights.append(rng.standard_normal((n, k)).astype(np.float32))
+        save_file({"linear.weight": weights[-1]}, tmp_path / name / "model.safetensors")
+    given, (_, expected) = models.load(tmp_path), folder("gemma-embedding")
+    mean = np.array(expected["vectors"][0]).mean(0)
+    want = weights[1].astype(float) @ (weights[0].astype(float) @ mean)
+    got = models.embed(given, expected["texts"][0])
+    assert nmse(got, want / np.linalg.norm(want)) <= 1e-11
+    models.save_gguf(given, tmp_path / "a.gguf")
+    assert models.load(tmp_path / "a.gguf").config.dense_size == 80
+    about["bias"] = True
+    (tmp_path / "3_Dense/config.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match="3_Dense/config.json: bias=true is not supported"):
+        models.embed(models.load(tmp_path), [5])
+
+
 @pytest.mark.parametrize("name", FOLDERS)
 def test_folders_become_gguf_files(name, tmp_path):
     given, expected = folder(name)
@@ -143,11 +181,29 @@ def test_encoders_generate_nothing(made):
         lambda: next(models.stream(given, [1, 2])),
         lambda: given.logits([[1, 2]]),
         lambda: models.score(given, "the sea was calm"),
+        lambda: models.kl_divergence(given, given, "the sea was calm"),
+        lambda: models.compile_step(given, "step.bin"),
+        lambda: models.abstract_programs(given),
+        lambda: bench.check(given, bench.Test("pp", 8)),
     ):
         with pytest.raises(ValueError, match="is an encoder, bert: it makes embeddings"):
             call()
     with pytest.raises(ValueError, match="model is an encoder, bert; EncoderEngine runs it"):
         models.Engine(given)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "bench", "perplexity", "compile"])
+def test_commands_of_text_refuse_encoders(command, tmp_path, capsys):
+    file = tmp_path / "a.gguf"
+    encoders.write(file, "bert")
+    more = {
+        "generate": ["-p", "a"],
+        "bench": ["-p", "8", "-n", "0", "-r", "1"],
+        "perplexity": [str(ROOT / "README.md")],
+        "compile": ["-o", str(tmp_path / "step")],
+    }
+    assert cli.main([command, str(file), *more.get(command, [])]) == 2
+    assert "error: the model is an encoder, bert" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_texts_beyond_the_context(made):
@@ -205,3 +261,16 @@ def test_the_page_of_models_names_every_encoder():
         found.append(line.strip("| ").rpartition(" | ")[2].strip("`"))
     assert found == list(encoders.KINDS)
     assert {name for name, kind in ARCHITECTURES.items() if kind.bidirectional} == {*found}
+
+
+@pytest.mark.slow("compiles two programs a mesh", quick=["modern-bert-dp"])
+@pytest.mark.parametrize("axis", ["dp", "tp"])
+@pytest.mark.parametrize("kind", ["modern-bert", "gemma-embedding"])
+@pytest.mark.filterwarnings("ignore:.*replicated")
+def test_meshes(kind, axis, tmp_path):
+    held = encoders.write(tmp_path / "a.gguf", kind)
+    mesh = jax.make_mesh((2,), (axis,), axis_types=(AxisType.Explicit,))
+    rows = [ids_of(29), ids_of(3, 1)]
+    found = models.embed(models.load(tmp_path / "a.gguf", mesh=mesh), rows, pooling="none")
+    for ids, got in zip(rows, found, strict=True):
+        assert nmse(got, encoders.reference(kind, held, ids)) <= 1e-11

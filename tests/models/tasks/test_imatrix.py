@@ -30,6 +30,8 @@ pytestmark = pytest.mark.cpu_kernels
 FILE = GOLDEN / "text-spm.Q4_K_M.gguf"
 TEXT = "The sea was calm, and the two sisters walked along the shore until the evening came. " * 4
 LENGTH = 24
+#: Files with fused matrices, shared experts, and a router with factors of its input.
+MORE = ("phi3", "gemma4-moe", "qwen2moe", "qwen3next")
 #: The characters are bytes of the vocabulary of `with_bytes`; the text has two chunks of 64 tokens.
 BYTES = "".join(chr(33 + (7 * i * i + 3 * i) % 90) for i in range(150))
 
@@ -148,7 +150,7 @@ def test_what_is_left_out_by_default() -> None:
     assert models.imatrix(spm, text, context=LENGTH).chunks >= 4
 
 
-@pytest.mark.parametrize("name", FEATURED)
+@pytest.mark.parametrize("name", (*FEATURED, *MORE))
 @pytest.mark.slow("compiles a program of each kind", quick=["deepseek2", "lfm2moe"])
 @pytest.mark.usefixtures("exact")
 def test_every_matrix_is_seen(name: str) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support import encoders
 from support.helpers import nmse
+from tokenizers import pre_tokenizers
 
 import jax_q4k as jq
 from jax_q4k import models
@@ -78,9 +79,7 @@ def test_a_decoder_with_a_template(tmp_path):
 
 def vocabulary(size):
     """Metadata of a byte-level vocabulary without merges."""
-    alphabet = sorted(
-        __import__("tokenizers").pre_tokenizers.ByteLevel.alphabet()  # 256 characters
-    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())  # 256 characters
     tokens = [*alphabet, *(f"<{i}>" for i in range(size - len(alphabet)))][:size]
     return {
         "tokenizer.ggml.model": "gpt2",

@@ -102,12 +102,6 @@ def test_tensor_cores_refuse():
         GemmConfig().check("IQ2_XS", 256)
 
 
-@pytest.mark.parametrize("format", EIGHTS)
-def test_nobody_quantizes_to_them(format):
-    with pytest.raises(ValueError, match=f"format='{format}' must be one of IQ4_NL, MXFP4, Q4_0"):
-        jq.quantize(np.ones((1, 256), np.float32), format)
-
-
 def test_code_books_are_bytes_in_order():
     words = np.array(codebooks.words("IQ3_S"), "<u4").view(np.int8).reshape(512, 4)
     np.testing.assert_array_equal(words, codebooks.entries("IQ3_S"))

@@ -125,18 +125,6 @@ def test_merge_refused(run: Any, tmp_path: Path, arguments: Any, message: str) -
     assert [file.name for file in tmp_path.iterdir()] == ["adapter.gguf"]
 
 
-def test_merge_into_a_type_without_quantizer(run: Any, tmp_path: Path) -> None:
-    tensors = dict(jq.gguf.read(FILE).tensors)
-    shape = tensors["blk.0.attn_q.weight"].shape
-    blocks = np.zeros(np.prod(shape) // 256 * 110, np.uint8)  # IQ3_S, zeros
-    tensors["blk.0.attn_q.weight"] = jq.QuantizedArray.from_gguf_bytes(blocks, "IQ3_S", shape)
-    source, given = tmp_path / "in.gguf", model("llama-gqa")
-    jq.gguf.write(source, jq.gguf.read_header(FILE).metadata, tensors)
-    adapter = write_gguf(tmp_path / "adapter.gguf", given, random_pairs(given, ("attn_q",)))
-    code, _, err = run("merge", source, "--lora", adapter, "-o", tmp_path / "out.gguf")
-    assert code == 2 and "'blk.0.attn_q.weight' is IQ3_S, which cannot be written: give" in err
-
-
 def test_inspect_as_json(run: Any) -> None:
     header = jq.gguf.read_header(FILE)
     found = json.loads(run("inspect", FILE, "--json")[1])

@@ -28,6 +28,7 @@ CASES = json.loads((DATA / "tied.json").read_text())
 CLASSES = {
     checkpoint.name: checkpoint
     for architecture in ARCHITECTURES.values()
+    if not architecture.bidirectional  # encoders have no output layer
     for checkpoint in architecture.checkpoints
 }
 FLAGS = {"None": None, "True": True, "False": False}

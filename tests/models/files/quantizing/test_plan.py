@@ -1,10 +1,13 @@
 """Types that users choose instead of a recipe's, and what a file would be."""
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from support.paths import DATA
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models.files.quantizing import recipes
 
 from ...golden_files import model, path
 
@@ -77,3 +80,40 @@ def test_bad_choices(types, message, tmp_path):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         models.quantize_file(path("qwen2-odd"), tmp_path / "x.gguf", "Q4_K_M", types=types)
     assert not list(tmp_path.iterdir())
+
+
+def test_copies_keep_the_bytes(tmp_path):
+    """A file's in other parts; choices change single tensors; metadata stays."""
+    source = path("gpt-oss-mxfp4")
+    first, *_ = models.quantize_file(source, tmp_path / "copy.gguf", "COPY", max_bytes=1 << 20)
+    copied, want = jq.gguf.read(first), jq.gguf.read(source)
+    assert {key: copied.metadata[key] for key in want.metadata} == want.metadata
+    for name, tensor in want.tensors.items():
+        got = copied.tensors[name]
+        if isinstance(tensor, jq.QuantizedArray):
+            assert got.to_gguf_bytes() == tensor.to_gguf_bytes()
+        else:
+            np.testing.assert_array_equal(got, tensor)
+    plan = models.quantization_plan(source, "COPY", types={"attn_k": "F16"})
+    own = types_of(source)
+    other = {n: k for n, k in plan.types.items() if k != own[n]}
+    assert other == {n: "F16" for n in own if "attn_k.weight" in n}
+    with pytest.raises(ValueError, match="type='COPY' must be one of"):
+        models.quantize(model("llama-gqa"), "COPY")
+
+
+def test_copies_of_folders(tmp_path):
+    """Matrices keep their floats' type, and vectors become float32."""
+    folder = DATA / "checkpoints" / "qwen3"
+    file = tmp_path / "copy.gguf"
+    models.quantize_file(folder, file, "COPY")
+    header = jq.gguf.read_header(file)
+    with models.CheckpointSource(folder) as opened:
+        stored = {opened._weights.stored[one.names[0]].dtype for one in opened._locations.values()}
+        assert stored == {"BF16"} and opened.types == types_of(file)
+    kinds = {(len(t.shape) > 1, t.type.name) for t in header.tensors.values()}
+    assert kinds == {(True, "BF16"), (False, "F32")}
+    tokens = np.arange(8)[None] % 64
+    got, want = models.load(file).logits(tokens), models.load(folder).logits(tokens)
+    np.testing.assert_array_equal(got, want)
+    assert header.metadata["general.file_type"] == recipes.file_type("BF16")

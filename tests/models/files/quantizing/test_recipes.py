@@ -5,7 +5,8 @@ these shapes. The types of a part are listed by layer: "4xQ6_K 2xQ4_K" is four l
 two of Q4_K.
 
 tests/data/recipes_of_few_bits.json: a dry run of the same function for recipes of IQ1 to IQ3,
-ternary types and experts in MXFP4, without an importance matrix; with one, only what differs.
+ternary and older types, and experts in MXFP4, without an importance matrix; with one, only what
+differs.
 
 tests/data/recipes_of_architectures.json: matrices of files that llama-quantize made from small
 random models of many architectures, in its recipes: shape and type of each, by layers.
