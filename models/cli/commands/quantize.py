@@ -67,12 +67,12 @@ def add_parser(commands: Any) -> None:
 def _quantize(options: argparse.Namespace, notes: Console) -> None:
     from ...files.load import located  # imports JAX
 
+    if options.target is None and not options.dry_run:
+        raise UsageError("the file to write is missing: jax-q4k quantize MODEL OUT.gguf")
     source = Path(located(options.model))
     if options.dry_run:
         _print_plan(source, options, notes)
         return
-    if options.target is None:
-        raise UsageError("the file to write is missing: jax-q4k quantize MODEL OUT.gguf")
     parts = options.split_max_size is not None
     check_targets(source, Path(options.target), parts=parts, force=options.force)
     started = time.perf_counter()

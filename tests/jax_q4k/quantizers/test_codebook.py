@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jax_q4k import native, quantizers
+from jax_q4k import cpus, native, quantizers
 from jax_q4k.errors import UnavailableError
 from jax_q4k.native import calls
 from ptx_kernels import formats
@@ -132,7 +132,7 @@ def test_bytes_do_not_depend_on_the_number_of_threads(monkeypatch):
     x = np.random.default_rng(7).laplace(size=(300, 256)).astype(np.float32)
     found = []
     for threads in (1, 3):
-        monkeypatch.setattr(quantizers, "_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(cpus, "available", lambda threads=threads: threads)
         found.append([quantizers.quantize(x, format) for format in ("IQ2_XXS", "IQ1_M")])
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)

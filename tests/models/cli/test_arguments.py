@@ -89,7 +89,11 @@ def test_options_between_the_input_and_the_output(arguments):
         (("generate", MODEL, "The", "sea"), None, "unexpected argument 'The'; put the prompt in"),
         (("generate", MODEL, "x", "-p", "y"), None, "unexpected argument 'x'"),
         (("inspect", MODEL, "x"), None, "unexpected argument 'x'\n"),
-        (("quantize", "--force", MODEL), None, "arguments are required: OUT.gguf\n"),
+        (
+            ("quantize", "--force", MODEL),
+            None,
+            "the file to write is missing: jax-q4k quantize MODEL OUT.gguf\n",
+        ),
         (("quantize", MODEL, "x", "--force", "y"), None, "unexpected argument 'y'\n"),
         (("generate", MODEL, "--frobnicate"), None, "unknown option --frobnicate"),
         (("generate", MODEL, "-t", "4"), None, "-t/--threads is not an option here: all cores"),

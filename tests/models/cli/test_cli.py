@@ -370,7 +370,7 @@ def test_more_memory_than_there_is(run, monkeypatch):
         ("generate", "m", "--demo", "-p", "x"),
         ("generate", "m", "-p", "x", "--json", "--jsonl"),
         ("perplexity", "m", "text.txt", "--activations", "bf16"),
-        ("quantize", "in.gguf"),
+        ("join", "in.gguf"),
         ("quantize", "in.gguf", "out.gguf", "--type", "Q2_K_L"),
     ],
 )

@@ -25,7 +25,12 @@ SCHEMA = {
 }
 
 
-VOCABULARIES = sorted((GOLDEN.parent / "tokenizers").glob("*.gguf"))
+#: Those of decoders: encoders' normalize a text.
+VOCABULARIES = [
+    file
+    for file in sorted((GOLDEN.parent / "tokenizers").glob("*.gguf"))
+    if jq.gguf.read_header(file).metadata["tokenizer.ggml.model"] not in ("bert", "t5")
+]
 COLOUR = Constraint.choice(["red", "blue"])
 
 
