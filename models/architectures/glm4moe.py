@@ -22,7 +22,11 @@ ARCHITECTURE = Architecture(
                 Stored(f"mlp.shared_experts.{name}_proj", (f"ffn_{name}_shexp",))
                 for name in ("gate", "up", "down")
             ),
-            defaults={"partial_rotary_factor": 0.5, "norm_topk_prob": True},
+            defaults={
+                "partial_rotary_factor": 0.5,
+                "norm_topk_prob": True,
+                "routed_scaling_factor": 1.0,
+            },
             biases={"attention_bias": ("qkv",)},
             tensors={"use_qk_norm": ("attn_q_norm", "attn_k_norm")},
             partial_rope=True,

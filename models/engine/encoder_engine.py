@@ -187,23 +187,29 @@ class EncoderEngine:
         The batch has the request that waits longest, and those of about its length.
         """
         with self._wake:
-            while not self._waiting and not self._closing:
-                self._wake.wait()
-            if self._closing:
-                return []
-            first = self._waiting[0]
-            padded = self.model.padded_length
-            time = padded(len(first.text.ids))
-            most = min(max(TOKENS // time, 1), self._rows)
             batch: list[_Waiting] = []
-            for one in list(self._waiting):
-                is_alike = one.wanted == first.wanted and padded(len(one.text.ids)) == time
-                if is_alike and len(batch) < most:
-                    self._waiting.remove(one)
-                    if one.result.set_running_or_notify_cancel():
-                        batch.append(one)
+            while not batch:  # all that were taken may have been cancelled
+                while not self._waiting and not self._closing:
+                    self._wake.wait()
+                if self._closing:
+                    return []
+                batch = self._taken(self._waiting[0])
             self._running = len(batch)
-        return batch or self._next()
+            return batch
+
+    def _taken(self, first: _Waiting) -> list[_Waiting]:
+        """Removes a request and others of its kind and padded length; returns those that wait."""
+        padded = self.model.padded_length
+        time = padded(len(first.text.ids))
+        most = min(max(TOKENS // time, 1), self._rows)
+        batch: list[_Waiting] = []
+        for one in list(self._waiting):
+            is_alike = one.wanted == first.wanted and padded(len(one.text.ids)) == time
+            if is_alike and len(batch) < most:
+                self._waiting.remove(one)
+                if one.result.set_running_or_notify_cancel():
+                    batch.append(one)
+        return batch
 
     def _step(self, batch: list[_Waiting]) -> None:
         try:

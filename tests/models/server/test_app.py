@@ -409,24 +409,23 @@ def test_openapi_describes_every_route(server: Running) -> None:
     assert chat["required"] == ["messages"] and "temperature" in chat["properties"]
 
 
-def test_only_streams_make_steps_short(engine: models.Engine, server: Running) -> None:
-    """Looks at the engine's request when a client has the first token, and in a whole answer."""
+def test_only_streams_make_steps_short(
+    engine: models.Engine, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks at the engine's requests whenever it plans a step."""
+    steps, seen = engine._loop._steps, []
 
-    def streamed_ones() -> list[bool]:
-        return [request.is_streamed for request in engine._loop.requests]
+    def look() -> int:
+        seen.append([request.is_streamed for request in engine._loop.requests])
+        return steps()
 
-    body = {"prompt": "The sea", "max_tokens": 400, "ignore_eos": True}
-    path = "/v1/completions"
-    with server.client.stream("POST", path, json={**body, "stream": True}) as response:
-        assert next(response.iter_lines()).startswith("data: {")
-        assert streamed_ones() == [True]
-    wait_until(lambda: is_idle(engine))
-    before = engine.stats().new_tokens
-    whole = threading.Thread(target=post, args=(server, path), kwargs=body)
-    whole.start()
-    wait_until(lambda: engine.stats().new_tokens > before)
-    assert streamed_ones() == [False]
-    whole.join()
+    monkeypatch.setattr(engine._loop, "_steps", look)
+    body = {"prompt": "The sea", "max_tokens": 100, "ignore_eos": True}
+    streamed(server, "/v1/completions", **body)
+    assert seen[-1] == [True]
+    seen.clear()
+    post(server, "/v1/completions", **body)
+    assert seen and all(ones == [False] for ones in seen)
 
 
 def test_places_are_free_before_the_end_of_a_stream_is_sent(

@@ -1,7 +1,8 @@
 """Decodes checkpoints of NVIDIA's ModelOpt: NVFP4 and FP8, also mixed.
 
-Source: ModelOpt's torch/export/quant_utils.py (`to_quantized_weight`): `weight` holds E2M1 codes
-with E4M3 `weight_scale` and a float `weight_scale_2`, or FP8 numbers with a float `weight_scale`.
+Source: ModelOpt's torch/quantization/qtensor/nvfp4_tensor.py: `weight` holds E2M1 codes, the even
+ones in low nibbles, with E4M3 `weight_scale` of 16 and a float `weight_scale_2`. In FP8, `weight`
+holds the numbers, with a float `weight_scale`.
 """
 
 from __future__ import annotations
