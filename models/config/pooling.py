@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .config import Config
+if TYPE_CHECKING:
+    from .config import Config
 
 #: Poolings of a text's hidden states; "none" keeps one vector per token.
 POOLINGS = ("mean", "last", "cls", "none")

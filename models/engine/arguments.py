@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..config.pooling import POOLINGS, normalizes, pooling_of
@@ -19,8 +18,8 @@ from .request import ContextShift
 
 def refuse_tracing(function: str) -> None:
     """Raises TypeError inside `jax.jit`, where `function` could not read the tokens it makes."""
-    with jax.transfer_guard("allow"):
-        traced = isinstance(jnp.zeros(()), jax.core.Tracer)
+    with jax.transfer_guard("allow"):  # a copy, because an operation would be compiled
+        traced = isinstance(jax.device_put(np.float32(0)), jax.core.Tracer)
     if traced:
         raise TypeError(
             f"{function} runs programs and reads their tokens: call it outside jit; inside, use "
