@@ -364,11 +364,16 @@ def test_fork(engine: models.Engine) -> None:
 def test_ctrl_c_in_a_call_that_shares_its_session(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
 ) -> None:
-    """The call of another thread goes on to the same tokens."""
+    """The call of another thread goes on to the same tokens.
+
+    That thread may drive both until it has its tokens; this one, which has more, then drives on.
+    """
     loaded = model("llama-gqa")
     prompts = prompts_of(loaded)[:2]
     options: dict[str, Any] = {"max_new_tokens": 24, "ignore_end": True, "temperature": 0.8}
-    want = [models.generate(loaded, prompt, **options).tokens for prompt in prompts]
+    longer = options | {"max_new_tokens": 48}
+    want = [models.generate(loaded, prompts[0], **options).tokens]
+    want.append(models.generate(loaded, prompts[1], **longer).tokens)
     function, calls = getattr(owner, name), [0]
     both = threading.Barrier(2)
 
@@ -393,9 +398,9 @@ def test_ctrl_c_in_a_call_that_shares_its_session(
         patched.setattr(loop, "SLOW_STEP", 0.0)
         running = pool.submit(other)
         both.wait()
-        pieces = models.stream(loaded, prompts[1], **options)
+        pieces = models.stream(loaded, prompts[1], **longer)
         with pytest.raises(KeyboardInterrupt):
             while True:  # the stream makes this thread drive
                 next(pieces)
         assert running.result(60) == want[0]
-    assert models.generate(loaded, prompts[1], **options).tokens == want[1]
+    assert models.generate(loaded, prompts[1], **longer).tokens == want[1]
