@@ -274,6 +274,15 @@ def add_devices(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_activations(parser: argparse._ActionsContainer) -> None:
+    """Adds --activations, the precision of activations in matrix products."""
+    parser.add_argument(
+        "--activations",
+        choices=("q8_1", "f32"),
+        help="round activations of matmuls to int8 (q8_1, the default), or not (f32)",
+    )
+
+
 def add_implementation(parser: argparse._ActionsContainer) -> None:
     """Adds --implementation, which selects the kernels."""
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Checks the files that a command writes against those that exist."""
+"""Options of commands that write files, and checks against files that exist."""
 
 from __future__ import annotations
 
@@ -29,6 +29,17 @@ def check_targets(source: Path, target: Path, *, parts: bool, force: bool) -> No
             raise UsageError(f"{file} is the input: choose another name")
         if not force:
             raise UsageError(f"{file} already exists; --force replaces it")
+
+
+def add_output_limits(parser: argparse.ArgumentParser) -> None:
+    """Adds --force and --split-max-size, for a model that is written to OUT.gguf."""
+    parser.add_argument("--force", action="store_true", help="replace OUT.gguf if it exists")
+    parser.add_argument(
+        "--split-max-size",
+        type=byte_count,
+        metavar="N[M|G]",
+        help="most bytes of weights per file; larger models become OUT-00001-of-00003.gguf, ...",
+    )
 
 
 def byte_count(text: str) -> int:

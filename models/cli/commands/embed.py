@@ -56,12 +56,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _embed(options: argparse.Namespace, notes: Console) -> None:
-    file = options.file
-    if file is None and options.prompts is None:
-        if not is_piped():
-            raise UsageError("no text: give -p TEXT, -f FILE, or pipe lines of text")
-        file = "-"
-    texts = options.prompts if file is None else lines_of(file)
+    texts = given_texts(options.prompts, options.file, "no text: give -p TEXT")
     model = load_model(options.model, notes, options.devices)
     with (
         progress("Texts", notes, MofNCompleteColumn()) as report,
@@ -87,7 +82,19 @@ def _embed(options: argparse.Namespace, notes: Console) -> None:
     print('{"object": "list", "data": [\n' + ",\n".join(rows) + "\n]}")
 
 
-def lines_of(path: str) -> list[str]:
+def given_texts(texts: list[str] | None, file: str | None, missing: str) -> list[str]:
+    """Returns texts of options, or the lines of a file or of a pipe; raises UsageError.
+
+    missing: beginning of the message if there is none of them.
+    """
+    if file is None and texts is not None:
+        return texts
+    if file is None and not is_piped():
+        raise UsageError(f"{missing}, -f FILE, or pipe lines of text")
+    return _lines_of(file or "-")
+
+
+def _lines_of(path: str) -> list[str]:
     """Returns the lines of a UTF-8 file, "-" for standard input; raises UsageError."""
     data = read_up_to(MAX_TEXT + 1, path)
     if len(data) > MAX_TEXT:

@@ -18,7 +18,7 @@ from jax_q4k import models
 
 from .. import INTERRUPTED, interrupts
 from ..arguments import add_model
-from ..options import add_implementation, add_no_cache
+from ..options import add_activations, add_implementation, add_no_cache
 from ..output import UsageError, load_model, progress, warnings_in_a_line
 from ..prompts import read_text
 
@@ -77,11 +77,7 @@ def add_parser(commands: Any) -> None:
         "--parse-special", action="store_true", help="parse control tokens in the text"
     )
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
-    parser.add_argument(
-        "--activations",
-        choices=("q8_1", "f32"),
-        help="round activations of matmuls to int8 (q8_1, the default), or not (f32)",
-    )
+    add_activations(parser)
     add_implementation(parser)
     add_no_cache(parser)
 

@@ -14,7 +14,7 @@ from ...files.quantizing.recipes import COPY, RECIPES
 from ..arguments import add_model
 from ..options import add_lora, add_no_cache
 from ..output import UsageError, bytes_progress, warnings_in_a_line
-from ..targets import byte_count, check_targets
+from ..targets import add_output_limits, check_targets
 
 
 def add_parser(commands: Any) -> None:
@@ -38,13 +38,7 @@ def add_parser(commands: Any) -> None:
         help="quantize all tensors to this type; default: COPY, each tensor's own",
     )
     parser.add_argument("--imatrix", metavar="FILE", help="importance matrix, as in quantize")
-    parser.add_argument("--force", action="store_true", help="replace OUT.gguf if it exists")
-    parser.add_argument(
-        "--split-max-size",
-        type=byte_count,
-        metavar="N[M|G]",
-        help="most bytes of weights per file; larger models become OUT-00001-of-00003.gguf, ...",
-    )
+    add_output_limits(parser)
     add_no_cache(parser)
 
 

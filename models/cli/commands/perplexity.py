@@ -16,7 +16,7 @@ import jax_q4k as jq
 from jax_q4k import models
 
 from ..arguments import add_model
-from ..options import add_devices, add_implementation, add_no_cache
+from ..options import add_activations, add_devices, add_implementation, add_no_cache
 from ..output import UsageError, load_model, progress
 from ..prompts import read_text
 
@@ -66,11 +66,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
     parser.add_argument("--json", action="store_true", help="write JSON")
-    parser.add_argument(
-        "--activations",
-        choices=("q8_1", "f32"),
-        help="round activations of matmuls to int8 (q8_1, the default), or not (f32)",
-    )
+    add_activations(parser)
     add_devices(parser)
     add_implementation(parser)
     add_no_cache(parser)

@@ -17,7 +17,7 @@ from ...files.quantizing.recipes import COPY, RECIPES
 from ..arguments import add_model
 from ..options import add_no_cache
 from ..output import UsageError, bytes_progress, table_console, warnings_in_a_line
-from ..targets import byte_count, check_targets, files_of
+from ..targets import add_output_limits, check_targets, files_of
 
 
 def add_parser(commands: Any) -> None:
@@ -54,13 +54,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print types and sizes, and write nothing"
     )
-    parser.add_argument("--force", action="store_true", help="replace OUT.gguf if it exists")
-    parser.add_argument(
-        "--split-max-size",
-        type=byte_count,
-        metavar="N[M|G]",
-        help="most bytes of weights per file; larger models become OUT-00001-of-00003.gguf, ...",
-    )
+    add_output_limits(parser)
     add_no_cache(parser)
 
 

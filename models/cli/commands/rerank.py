@@ -15,8 +15,7 @@ from jax_q4k import models
 from ..arguments import add_model
 from ..options import add_devices, add_implementation, add_no_cache
 from ..output import UsageError, load_model, progress
-from ..prompts import is_piped
-from .embed import lines_of
+from .embed import given_texts
 
 
 def add_parser(commands: Any) -> None:
@@ -56,14 +55,9 @@ def add_parser(commands: Any) -> None:
 
 
 def _rerank(options: argparse.Namespace, notes: Console) -> None:
-    file = options.file
-    if file is None and options.documents is None:
-        if not is_piped():
-            raise UsageError("no documents: give -d TEXT, -f FILE, or pipe lines of text")
-        file = "-"
     if options.top is not None and options.top < 1:
         raise UsageError(f"--top {options.top} must be at least 1")
-    documents = options.documents if file is None else lines_of(file)
+    documents = given_texts(options.documents, options.file, "no documents: give -d TEXT")
     model = load_model(options.model, notes, options.devices)
     with (
         progress("Documents", notes, MofNCompleteColumn()) as report,
