@@ -68,6 +68,9 @@ def route(
     """
     choice = top, gating, bias, groups, groups_used, group_best, normalize, scale
     logits, bias, params = checked(logits, *choice)
+    if logits.size == 0:
+        shape = *logits.shape[:-1], params["top"]
+        return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
     rows = Rows.of(logits)
     ids, weights = op.bind(rows.merge(logits).astype(jnp.float32), bias, **params)
     return rows.split(ids), rows.split(weights)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jax_q4k import custom_call
@@ -141,3 +144,71 @@ def test_export_needs_and_takes_the_exception_for_our_target():
     assert f'name = "{ACCUMULATE.name}"' in exported.mlir_module()
     program = aot.compile_program(jax.jit(exported.call), AVAL, AVAL)
     assert [t.name for t in program.ptx_launches] == [ACCUMULATE.name]
+
+
+#: Attributes that XLA needs, with their types in MLIR.
+ATTRIBUTES = {
+    **dict.fromkeys(("name", "kernel_type", "kernel_data"), str),
+    **dict.fromkeys([f"{of}_{axis}" for of in ("grid", "block") for axis in "xyz"], np.int32),
+    "shared_mem_bytes": np.int32,
+}
+
+
+def attributes(**changed):
+    """Attributes of a launch as `launch_ptx` gives them to XLA, with some changed."""
+    given = {}
+    with mock.patch.object(
+        jax.ffi, "ffi_call", lambda *_, **__: lambda *_, **a: given.update(a) or ()
+    ):
+        custom_call.launch_ptx(ACCUMULATE, jnp.ones(SIZE), jnp.ones(SIZE))
+    return {**given, **changed}
+
+
+def compiled(given):
+    call = jax.ffi.ffi_call(custom_call.TARGET, [AVAL], input_output_aliases=ACCUMULATE.aliases)
+    return aot.compile_program(jax.jit(lambda x, y: call(x, y, **given)), AVAL, AVAL)
+
+
+def test_the_attributes_are_those_that_xla_needs():
+    given = attributes()
+    assert {name: type(value) for name, value in given.items()} == ATTRIBUTES
+    for left_out in ATTRIBUTES:
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"required field '{left_out}'"):
+            compiled({name: value for name, value in given.items() if name != left_out})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"grid_x": np.int32(0)},
+        {"block_x": np.int32(2048)},
+        {"shared_mem_bytes": np.int32(1 << 20)},
+        {"kernel_data": "not PTX"},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_xla_compiles_launches_that_no_driver_takes(changed):
+    """So `Kernel.launch`, ptxas and `ptx_kernels.driver` have to find them."""
+    assert len(compiled(attributes(**changed)).ptx_launches) == 1
+
+
+def test_an_operand_of_no_bytes_stays_an_operand():
+    """The kernel gets a pointer for it, which may be null."""
+    empty = dataclasses.replace(
+        ACCUMULATE, buffers=(Buffer("x", f32, (0,), "in"), ACCUMULATE.buffers[1])
+    )
+    jitted = jax.jit(lambda x, y: custom_call.launch_ptx(empty, x, y)[0], donate_argnums=1)
+    program = aot.compile_program(jitted, jax.ShapeDtypeStruct((0,), jnp.float32), AVAL)
+    (launch,) = program.ptx_launches
+    operands = re.search(rf"{re.escape(launch.instruction.name)} = [^(]*\(([^)]*)\)", program.hlo)[
+        1
+    ]
+    assert operands.count("%") == 2
+
+
+def test_a_launch_whose_only_result_has_no_bytes_is_left_out():
+    nothing = dataclasses.replace(
+        ACCUMULATE, buffers=(ACCUMULATE.buffers[0], Buffer("y", f32, (0,), "out"))
+    )
+    program = aot.compile_program(jax.jit(lambda x: custom_call.launch_ptx(nothing, x)), AVAL)
+    assert program.ptx_launches == []

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_q4k as jq
+from jax_q4k.custom_call import TARGET
 from jax_q4k.ops.draw import DrawParameters, draw
 from jax_q4k.ops.op import OPS
 from jax_q4k.ops.prefetch import without_prefetch
@@ -17,99 +18,118 @@ from .random_weights import random_weights
 
 W, DOWN = random_weights("Q4_K", 256, 256), random_weights("Q6_K", 24, 256)
 DOWN2 = random_weights("Q6_K", 64, 256)
-X, NORM = jnp.ones((3, 256)), jnp.ones(256)
-Q, PAGES = jnp.ones((3, 8, 32)), jnp.ones((4, 2, 16, 32), jnp.bfloat16)
+NORM, PAGES = jnp.ones(256), jnp.ones((4, 2, 16, 32), jnp.bfloat16)
 LATENT = jnp.ones((4, 1, 16, 64), jnp.bfloat16)
 INT8 = PAGES.astype(jnp.int8), PAGES.astype(jnp.int8)
 SCALES = dict(zip(("k_scales", "v_scales"), [jnp.ones((4, 2, 16))] * 2, strict=True))
-CHOSEN = jnp.zeros((3, 1), jnp.int32)
-SLOTS, TABLES = jnp.arange(3), jnp.zeros((3, 1), jnp.int32)
-DRAWS = jnp.ones(3), SLOTS, jnp.ones(3), jnp.ones(3)  # temperature, top_k, top_p, min_p
-ATTENTION = Q, PAGES, PAGES, TABLES, jnp.ones(3, jnp.int32)
-
-HALF = X.astype(jnp.bfloat16)
-PROMPT = jnp.ones((2, 5, 4, 32))
-GATES, STATE = jnp.ones((2, 5, 4)), jnp.ones((2, 4, 32, 16))
 
 
-def passed_back():
-    """A product and its transpose."""
-    y, back = jax.vjp(lambda x: jq.matmul(x, DOWN), HALF)
-    return back(y)
+def calls(rows, sequences):
+    """Calls of each operation with so many rows, or sequences in a batch."""
+    x, q = jnp.ones((rows, 256)), jnp.ones((rows, 8, 32))
+    lengths = jnp.array([5, 3], jnp.int32)[:sequences]
+    chosen = jnp.zeros((rows, 1), jnp.int32)
+    slots, tables = jnp.arange(rows), jnp.zeros((rows, 1), jnp.int32)
+    ones = jnp.ones(rows)
+    draws = ones, slots, ones, ones  # temperature, top_k, top_p, min_p
+    attention = q, PAGES, PAGES, tables, jnp.ones(rows, jnp.int32)
+
+    half = x.astype(jnp.bfloat16)
+    prompt = jnp.ones((sequences, 5, 4, 32))
+    gates, state = jnp.ones((sequences, 5, 4)), jnp.ones((sequences, 4, 32, 16))
+
+    def passed_back():
+        """A product and its transpose."""
+        y, back = jax.vjp(lambda x: jq.matmul(x, DOWN), half)
+        return back(y)
+
+    return {
+        "rms_norm": lambda: jq.rms_norm(half, NORM, eps=1e-5),
+        "rotate": lambda: jq.rotate(q, q[:, 0, :8], q[:, 0, :8], interleaved=False),
+        "causal_attention": lambda: jq.causal_attention(
+            prompt, prompt[:, :, :2], prompt[:, :, :2], lengths
+        ),
+        "gated_delta_rule": lambda: jq.gated_delta_rule(
+            prompt[:, :, :2], prompt[:, :, :2], prompt[..., :16], -gates, gates, state
+        ),
+        "gated_delta_rule in chunks": lambda: jq.gated_delta_rule(
+            *(jnp.tile(x, (1, 20, 1, 1)) for x in (prompt[:, :, :2], prompt[:, :, :2])),
+            jnp.tile(prompt[..., :16], (1, 20, 1, 1)),
+            *(jnp.tile(x, (1, 20, 1)) for x in (-gates, gates)),
+            state,
+        ),
+        "gated_delta_step": lambda: jq.gated_delta_step(
+            *(jnp.ones((sequences, n)) for n in (192, 64, 4, 4)),
+            *(jnp.ones((sequences, 3, 192)), state, jnp.array([0, -1])[:sequences]),
+            **{"conv_weight": jnp.ones((192, 3)), "dt_bias": jnp.ones(4), "decay": -jnp.ones(4)},
+            **{"norm_weight": jnp.ones(16), "eps": 1e-6},
+        ),
+        "packed_matmul": lambda: jq.matmul(half, DOWN),
+        "transposed": passed_back,
+        "stack": lambda: jq.matmul(half, DOWN[None], index=0),
+        "linear of a stack": lambda: jq.matmul(x, W[None], index=0, bias=NORM),
+        "float_matmul": lambda: jq.matmul(half, jnp.ones((24, 256))),
+        "dequantize": lambda: jq.dequantize(DOWN, jnp.float16),
+        "quantize": lambda: jq.quantize(half * 2, "Q6_K"),
+        "quantize with an importance": lambda: jq.quantize(half * 2, "Q8_0", NORM),
+        "quantize_q8_1": lambda: jq.quantize_q8_1(half),
+        "argmax": lambda: jq.argmax(half),
+        "top_k": lambda: jq.top_k(half, 7),
+        "draw": lambda: draw(x, DrawParameters(slots.astype(jnp.uint32), *draws, slots)),
+        "float_embedding": lambda: jq.embedding(slots, x, jnp.float16),
+        "linear": lambda: jq.qkv_matmul(x, (W, DOWN), norm_weight=NORM, eps=1e-5),
+        "gated": lambda: jq.gated_matmul(x.astype(jnp.bfloat16), W, W),
+        "mlp": lambda: jq.mlp(x, W, W, DOWN),
+        "route": lambda: jq.route(half, 3),
+        "expert_matmul": lambda: jq.expert_matmul(half, W[None], chosen),
+        "expert_matmul of rows": lambda: jq.expert_matmul(x[:, None], DOWN[None], chosen),
+        "expert_mlp": lambda: jq.expert_mlp(x, W[None], W[None], DOWN[None], chosen, x[:, :1]),
+        "routed_mlp": lambda: jq.routed_mlp(x, x[:, :1], W[None], W[None], DOWN[None], 1),
+        "router": lambda: jq.rms_norm_matmul(half, NORM, jnp.ones((24, 256)), eps=1e-5),
+        "rope_append": lambda: jq.rope_append(
+            q,
+            q[:, :2],
+            q[:, :2],
+            *INT8,
+            slots,
+            q[:, 0, :8],
+            q[:, 0, :8],
+            interleaved=True,
+            **SCALES,
+        ),
+        "rope_append with keys": lambda: jq.rope_append(
+            *[q, q[:, :2], q[:, :2], PAGES, PAGES, slots, q[:, 0, :8], q[:, 0, :8]],
+            interleaved=True,
+            return_keys=True,
+        ),
+        "qkv_rope_append": lambda: jq.qkv_rope_append(
+            x, (W, DOWN2, DOWN2), PAGES, PAGES, slots, q[:, 0, :8], q[:, 0, :8], interleaved=True
+        ),
+        "causal_attention of other values": lambda: jq.causal_attention(
+            prompt, prompt[:, :, :2], prompt[:, :, :2, :24], lengths
+        ),
+        "append_kv": lambda: jq.append_kv(PAGES, PAGES, q[:, :2], q[:, :2], slots),
+        "append_kv of latent pages": lambda: jq.append_kv(
+            INT8[0], None, q[:, :2], None, slots, k_scales=SCALES["k_scales"]
+        ),
+        "paged_attention of latent pages": lambda: jq.paged_attention(
+            jnp.ones((rows, 8, 64)), LATENT, None, *attention[3:], value_dim=32
+        ),
+        "paged_attention": lambda: jq.paged_attention(*attention),
+        "paged_attention of pieces": lambda: jq.paged_attention(q[:, None], *attention[1:]),
+        "paged_attention_matmul": lambda: jq.paged_attention_matmul(*attention, W),
+        "paged_attention_matmul of pieces": lambda: jq.paged_attention_matmul(
+            q[:, None], *attention[1:], W, residual=x[:, None]
+        ),
+        "embedding": lambda: jq.embedding(slots, W, jnp.float16),
+    }
 
 
-CALLS = {
-    "rms_norm": lambda: jq.rms_norm(HALF, NORM, eps=1e-5),
-    "rotate": lambda: jq.rotate(Q, Q[:, 0, :8], Q[:, 0, :8], interleaved=False),
-    "causal_attention": lambda: jq.causal_attention(
-        PROMPT, PROMPT[:, :, :2], PROMPT[:, :, :2], jnp.array([5, 3])
-    ),
-    "gated_delta_rule": lambda: jq.gated_delta_rule(
-        PROMPT[:, :, :2], PROMPT[:, :, :2], PROMPT[..., :16], -GATES, GATES, STATE
-    ),
-    "gated_delta_rule in chunks": lambda: jq.gated_delta_rule(
-        *(jnp.tile(x, (1, 20, 1, 1)) for x in (PROMPT[:, :, :2], PROMPT[:, :, :2])),
-        jnp.tile(PROMPT[..., :16], (1, 20, 1, 1)),
-        *(jnp.tile(x, (1, 20, 1)) for x in (-GATES, GATES)),
-        STATE,
-    ),
-    "gated_delta_step": lambda: jq.gated_delta_step(
-        *(jnp.ones((2, n)) for n in (192, 64, 4, 4)),
-        *(jnp.ones((2, 3, 192)), STATE, jnp.array([0, -1])),
-        **{"conv_weight": jnp.ones((192, 3)), "dt_bias": jnp.ones(4), "decay": -jnp.ones(4)},
-        **{"norm_weight": jnp.ones(16), "eps": 1e-6},
-    ),
-    "packed_matmul": lambda: jq.matmul(HALF, DOWN),
-    "transposed": passed_back,
-    "stack": lambda: jq.matmul(HALF, DOWN[None], index=0),
-    "linear of a stack": lambda: jq.matmul(X, W[None], index=0, bias=NORM),
-    "float_matmul": lambda: jq.matmul(HALF, jnp.ones((24, 256))),
-    "dequantize": lambda: jq.dequantize(DOWN, jnp.float16),
-    "quantize": lambda: jq.quantize(HALF * 2, "Q6_K"),
-    "quantize with an importance": lambda: jq.quantize(HALF * 2, "Q8_0", NORM),
-    "quantize_q8_1": lambda: jq.quantize_q8_1(HALF),
-    "argmax": lambda: jq.argmax(HALF),
-    "top_k": lambda: jq.top_k(HALF, 7),
-    "draw": lambda: draw(X, DrawParameters(SLOTS.astype(jnp.uint32), *DRAWS, SLOTS)),
-    "float_embedding": lambda: jq.embedding(SLOTS, X, jnp.float16),
-    "linear": lambda: jq.qkv_matmul(X, (W, DOWN), norm_weight=NORM, eps=1e-5),
-    "gated": lambda: jq.gated_matmul(X.astype(jnp.bfloat16), W, W),
-    "mlp": lambda: jq.mlp(X, W, W, DOWN),
-    "route": lambda: jq.route(HALF, 3),
-    "expert_matmul": lambda: jq.expert_matmul(HALF, W[None], CHOSEN),
-    "expert_matmul of rows": lambda: jq.expert_matmul(X[:, None], DOWN[None], CHOSEN),
-    "expert_mlp": lambda: jq.expert_mlp(X, W[None], W[None], DOWN[None], CHOSEN, X[:, :1]),
-    "routed_mlp": lambda: jq.routed_mlp(X, X[:, :1], W[None], W[None], DOWN[None], 1),
-    "router": lambda: jq.rms_norm_matmul(HALF, NORM, jnp.ones((24, 256)), eps=1e-5),
-    "rope_append": lambda: jq.rope_append(
-        Q, Q[:, :2], Q[:, :2], *INT8, SLOTS, Q[:, 0, :8], Q[:, 0, :8], interleaved=True, **SCALES
-    ),
-    "rope_append with keys": lambda: jq.rope_append(
-        *[Q, Q[:, :2], Q[:, :2], PAGES, PAGES, SLOTS, Q[:, 0, :8], Q[:, 0, :8]],
-        interleaved=True,
-        return_keys=True,
-    ),
-    "qkv_rope_append": lambda: jq.qkv_rope_append(
-        X, (W, DOWN2, DOWN2), PAGES, PAGES, SLOTS, Q[:, 0, :8], Q[:, 0, :8], interleaved=True
-    ),
-    "causal_attention of other values": lambda: jq.causal_attention(
-        PROMPT, PROMPT[:, :, :2], PROMPT[:, :, :2, :24], jnp.array([5, 3])
-    ),
-    "append_kv": lambda: jq.append_kv(PAGES, PAGES, Q[:, :2], Q[:, :2], SLOTS),
-    "append_kv of latent pages": lambda: jq.append_kv(
-        INT8[0], None, Q[:, :2], None, SLOTS, k_scales=SCALES["k_scales"]
-    ),
-    "paged_attention of latent pages": lambda: jq.paged_attention(
-        jnp.ones((3, 8, 64)), LATENT, None, *ATTENTION[3:], value_dim=32
-    ),
-    "paged_attention": lambda: jq.paged_attention(*ATTENTION),
-    "paged_attention of pieces": lambda: jq.paged_attention(Q[:, None], *ATTENTION[1:]),
-    "paged_attention_matmul": lambda: jq.paged_attention_matmul(*ATTENTION, W),
-    "paged_attention_matmul of pieces": lambda: jq.paged_attention_matmul(
-        Q[:, None], *ATTENTION[1:], W, residual=X[:, None]
-    ),
-    "embedding": lambda: jq.embedding(SLOTS, W, jnp.float16),
-}
+CALLS = calls(3, 2)
+
+#: A weight without rows is an error; a decoded weight does not depend on a batch.
+NEED_ROWS = "quantize", "quantize with an importance", "dequantize"
+WITHOUT_ROWS = {name: call for name, call in calls(0, 0).items() if name not in NEED_ROWS}
 
 
 def equations(name):
@@ -138,3 +158,14 @@ def test_every_operation_is_here():
 
 def test_a_product_that_is_passed_back_is_transposed():
     assert [e.params["transposed"] for e in equations("transposed")] == [False, True]
+
+
+@pytest.mark.parametrize("name", WITHOUT_ROWS)
+def test_without_rows_no_kernel_runs(name):
+    """CUDA refuses a launch of no blocks, and XLA compiles one without a word."""
+    lowered = jax.jit(WITHOUT_ROWS[name]).trace().lower(lowering_platforms=("cuda",))
+    assert TARGET not in lowered.as_text()
+    shapes = jax.tree.leaves(jax.eval_shape(CALLS[name]))
+    for got, full in zip(jax.tree.leaves(WITHOUT_ROWS[name]()), shapes, strict=True):
+        assert got.dtype == full.dtype
+        assert got.shape in (full.shape, (0, *full.shape[1:]))
