@@ -53,13 +53,38 @@ def cuda_devices() -> int:
 
 
 def cuda_driver() -> str:
-    """Describes the CUDA driver: the number of its devices, or why it cannot be queried."""
+    """Describes the CUDA driver: its devices and versions, or why it cannot be queried."""
     from ptx_kernels import driver
 
     try:
-        return f"{driver.count_devices()} devices"
+        found = driver.installed()
     except driver.DriverError as error:
         return str(error)
+    devices = ", ".join(f"sm_{capability}" for capability in found.capabilities) or "none"
+    cuda, ptx = (".".join(map(str, version)) for version in (found.cuda, found.newest_ptx))
+    return f"CUDA {cuda}, takes PTX up to {ptx}; devices: {devices}"
+
+
+def driver_problem() -> str | None:
+    """Returns why the CUDA driver cannot load the kernels of one of its devices, if so."""
+    from ptx_kernels import driver
+    from ptx_kernels.limits import PTX_VERSIONS
+
+    try:
+        found = driver.installed()
+    except driver.DriverError:
+        return None
+    for capability in found.capabilities:
+        needed = max((v for least, v in PTX_VERSIONS.items() if least <= capability), default=None)
+        if needed is not None and needed > found.newest_ptx:
+            ptx, most, cuda = (
+                ".".join(map(str, v)) for v in (needed, found.newest_ptx, found.cuda)
+            )
+            return (
+                f"the kernels of this sm_{capability} GPU are PTX {ptx}, and its driver, for CUDA "
+                f"{cuda}, takes PTX up to {most}: install a newer driver"
+            )
+    return None
 
 
 def ptxas() -> str:

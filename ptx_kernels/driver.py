@@ -40,20 +40,69 @@ class DriverError(RuntimeError):
     """No usable CUDA device, or a failed CUDA call; the message names the call and its error."""
 
 
-def count_devices() -> int:
-    """Returns the number of CUDA devices, from the driver library, without cuda-python.
+#: CUDA version -> PTX version that its driver compiles (PTX ISA, release notes).
+_NEWEST_PTX = {
+    **{(11, minor): (7, minor) for minor in range(9)},
+    **{(12, minor): (8, minor) for minor in range(6)},
+    **{(12, 6): (8, 5), (12, 7): (8, 6), (12, 8): (8, 7), (12, 9): (8, 8)},
+    **{(13, minor): (9, minor) for minor in range(3)},
+}
 
-    Raises DriverError if there is no driver.
+
+@dataclass(frozen=True)
+class Installed:
+    """The CUDA driver of this machine.
+
+    Attributes:
+      cuda: newest CUDA version that it supports, such as (12, 4).
+      capabilities: compute capability of each device, such as 90.
+    """
+
+    cuda: tuple[int, int]
+    capabilities: tuple[int, ...]
+
+    @property
+    def newest_ptx(self) -> tuple[int, int]:
+        """PTX version that the driver compiles; of an unknown CUDA version the last known one's."""
+        known = [version for version in _NEWEST_PTX if version <= self.cuda]
+        return _NEWEST_PTX[max(known)] if known else (0, 0)
+
+
+def installed() -> Installed:
+    """Returns the driver's version and devices, from the driver library, without cuda-python.
+
+    Raises DriverError if there is no driver, or it fails.
     """
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise DriverError("the driver library libcuda.so.1 is not installed") from error
-    count = ctypes.c_int()
-    for name, arguments in (("cuInit", (0,)), ("cuDeviceGetCount", (ctypes.byref(count),))):
+
+    def call(name: str, *arguments: Any) -> None:
         if code := getattr(library, name)(*arguments):
             raise DriverError(f"{name} returned error {code}")
-    return count.value
+
+    def number(name: str, *arguments: Any) -> int:
+        value = ctypes.c_int()
+        call(name, ctypes.byref(value), *arguments)
+        return value.value
+
+    version = number("cuDriverGetVersion")
+    call("cuInit", 0)
+    capabilities = []
+    for device in range(number("cuDeviceGetCount")):
+        major, minor = (number("cuDeviceGetAttribute", part, device) for part in _CAPABILITY)
+        capabilities.append(10 * major + minor)
+    return Installed((version // 1000, version % 1000 // 10), tuple(capabilities))
+
+
+#: CUdevice_attribute numbers of the compute capability's parts.
+_CAPABILITY = 75, 76
+
+
+def count_devices() -> int:
+    """Returns the number of CUDA devices; raises DriverError as `installed` does."""
+    return len(installed().capabilities)
 
 
 def _bindings() -> ModuleType:

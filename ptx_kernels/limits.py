@@ -68,3 +68,7 @@ def causal_attention_takes(head_dim: int, value_dim: int, parts: int) -> bool:
     """Returns whether tensor-core prompt attention supports heads and values of these sizes."""
     most = MAX_PROMPT_DIMS[parts]
     return all(0 < dim <= most and dim % 16 == 0 for dim in (head_dim, value_dim))
+
+
+#: Compute capability -> PTX version of the kernels that run on such a device and newer ones.
+PTX_VERSIONS = {80: (7, 0), 90: (8, 0)}

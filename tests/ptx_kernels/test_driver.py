@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
+from support.subjects import SUBJECTS, subject
 
 from benchmarks.simulated_cuda import Result, SimulatedCuda
 from ptx_kernels import driver
+from ptx_kernels.limits import PTX_VERSIONS
 from ptx_kernels.ptx import Buffer, Kernel, f32
 
 
@@ -219,24 +222,56 @@ def test_bindings_have_what_is_called():
     assert launch.count(",") == 10, launch
 
 
+class Library:
+    """A driver library with an RTX 3090 and an H200; its functions return `codes`, by name."""
+
+    def __init__(self, version=12040, **codes):
+        self.version, self.codes = version, codes
+
+    def cuInit(self, flags):
+        return self.codes.get("cuInit", 0)
+
+    def _give(self, name, pointer, value):
+        pointer._obj.value = value
+        return self.codes.get(name, 0)
+
+    def cuDriverGetVersion(self, version):
+        return self._give("cuDriverGetVersion", version, self.version)
+
+    def cuDeviceGetCount(self, count):
+        return self._give("cuDeviceGetCount", count, 2)
+
+    def cuDeviceGetAttribute(self, value, attribute, device):
+        part = {75: "COMPUTE_CAPABILITY_MAJOR", 76: "COMPUTE_CAPABILITY_MINOR"}[attribute]
+        capability = {"COMPUTE_CAPABILITY_MAJOR": (8, 9), "COMPUTE_CAPABILITY_MINOR": (6, 0)}
+        return self._give("cuDeviceGetAttribute", value, capability[part][device])
+
+
 @pytest.mark.parametrize(
-    "init, counting, expected", [(0, 0, 3), (100, 0, "cuInit returned error"), (0, 1, "Count")]
+    "version, cuda, ptx",
+    [
+        (11080, (11, 8), (7, 8)),
+        (12040, (12, 4), (8, 4)),
+        (12060, (12, 6), (8, 5)),
+        (13000, (13, 0), (9, 0)),
+        (99010, (99, 1), (9, 2)),
+        (10020, (10, 2), (0, 0)),
+    ],
 )
-def test_devices_are_counted_without_bindings(monkeypatch, init, counting, expected):
-    class Library:
-        def cuInit(self, flags):
-            return init
+def test_the_driver_is_asked_without_bindings(monkeypatch, version, cuda, ptx):
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: Library(version))
+    found = driver.installed()
+    assert (found.cuda, found.capabilities, found.newest_ptx) == (cuda, (86, 90), ptx)
+    assert driver.count_devices() == 2
 
-        def cuDeviceGetCount(self, count):
-            count._obj.value = 3
-            return counting
 
-    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: Library())
-    if isinstance(expected, int):
-        assert driver.count_devices() == expected
-    else:
-        with pytest.raises(driver.DriverError, match=expected):
-            driver.count_devices()
+@pytest.mark.parametrize(
+    "name", ["cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGetAttribute"]
+)
+def test_a_driver_that_fails_is_an_error_that_names_the_call(monkeypatch, name):
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda _: Library(**{name: 100}))
+    with pytest.raises(driver.DriverError, match=f"{name} returned error 100"):
+        driver.installed()
 
 
 def test_no_driver_library_is_an_error_that_names_it(monkeypatch):
@@ -246,3 +281,12 @@ def test_no_driver_library_is_an_error_that_names_it(monkeypatch):
     monkeypatch.setattr(driver.ctypes, "CDLL", missing)
     with pytest.raises(driver.DriverError, match=r"libcuda\.so\.1 is not installed"):
         driver.count_devices()
+
+
+def test_no_kernel_needs_newer_ptx_than_is_asked_of_its_driver():
+    for label in SUBJECTS:
+        text = subject(label).kernel.text
+        found = re.match(r"\.version (\d+)\.(\d+)\n\.target sm_(\d+)\n", text)
+        major, minor, sm = map(int, found.groups())
+        asked = max(v for least, v in PTX_VERSIONS.items() if least <= max(sm, min(PTX_VERSIONS)))
+        assert (major, minor) <= asked, label

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import jax_q4k as jq
+from ptx_kernels.limits import PTX_VERSIONS
 
 from ..output import devices, table_console
 
@@ -58,7 +59,7 @@ def _doctor(options: argparse.Namespace, notes: Console) -> int:
             f"every kernel again in every process: {escape(cache.problem)}",
             soft_wrap=True,
         )
-    broken = _broken()
+    broken = _broken() or jq.environment.driver_problem()
     if broken:
         notes.print(f"[bold red]broken:[/] {escape(broken)}", soft_wrap=True)
     return BROKEN if broken else 0
@@ -142,6 +143,10 @@ def _gpu() -> Iterator[tuple[str, str]]:
     plugins = [name for name in _CUDA_PLUGINS if _installed(name)]
     found = ", ".join(f"{name} {_installed(name)}" for name in plugins)
     yield "CUDA plugin", found or "not installed; pip install '.[cuda13]' in a clone installs it"
+    needed = ", ".join(
+        f"{major}.{minor} from sm_{least}" for least, (major, minor) in PTX_VERSIONS.items()
+    )
+    yield "PTX of kernels", needed
     yield "CUDA driver", jq.environment.cuda_driver()
     if cache := _jit_cache():
         yield (

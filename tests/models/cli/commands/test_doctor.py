@@ -13,6 +13,7 @@ from jax_q4k import environment, native
 from jax_q4k.models import cli
 from jax_q4k.models.cli.commands import doctor
 from jax_q4k.native import build
+from ptx_kernels import driver
 
 pytestmark = pytest.mark.cpu_kernels
 
@@ -144,6 +145,30 @@ def test_threads_that_a_quota_pays_for(run, monkeypatch):
 def test_no_compiler(run, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", f"{tmp_path}/none --std")
     assert run()[1]["C++ compiler"] == f"not found: {tmp_path}/none --std; set $CXX to use another"
+
+
+@pytest.mark.parametrize(
+    "cuda, capabilities, problem",
+    [
+        ((13, 0), (90,), None),
+        ((12, 0), (80, 120), None),
+        ((11, 8), (86,), None),
+        (
+            (11, 8),
+            (86, 90),
+            "of this sm_90 GPU are PTX 8.0, and its driver, for CUDA 11.8, takes PTX",
+        ),
+        ((10, 2), (80,), "of this sm_80 GPU are PTX 7.0"),
+    ],
+)
+def test_a_driver_too_old_for_the_kernels(run, monkeypatch, cuda, capabilities, problem):
+    monkeypatch.setattr(driver, "installed", lambda: driver.Installed(cuda, capabilities))
+    code, found, err = run()
+    assert (code, "broken: the kernels" in err) == ((1, True) if problem else (0, False))
+    assert problem is None or problem in err
+    assert found["CUDA driver"].startswith(f"CUDA {cuda[0]}.{cuda[1]}, takes PTX up to ")
+    assert found["CUDA driver"].endswith(f"sm_{capabilities[-1]}")
+    assert found["PTX of kernels"].startswith("7.0 from sm_80, 8.0 from sm_90")
 
 
 @pytest.fixture
