@@ -86,6 +86,12 @@ _geforce = functools.partial(
     Device, mma_int8_ops=2048, mma_float_ops=512, block_shared_bytes=LEAST_BLOCK_SHARED_BYTES
 )
 
+#: Cards for workstations and servers with the GeForce cards' chips; these add up in f32 at the full
+#: rate.
+_professional = functools.partial(
+    Device, mma_int8_ops=2048, mma_float_ops=1024, block_shared_bytes=LEAST_BLOCK_SHARED_BYTES
+)
+
 #: f16 operations/s of a cuBLAS product on an H100 or H200 of 700 W. Others measured 788e12 on an
 #: H200 for 8192 x 8192 x 8192, at a clock that drops with power; the shapes of layers reach less.
 _HOPPER_DOT = 700e12
@@ -135,6 +141,48 @@ DEVICES: dict[str, Device] = {
             mma_float_ops=2540,
         ),
         Device(
+            "H100 NVL",
+            "sm_90",
+            132,
+            1.785e9,
+            3.938e12,
+            3.54e12,
+            50 * _MB,
+            mma_int8_ops=5080,
+            mma_float_ops=2540,
+        ),
+        Device(
+            "GH200 480GB",
+            "sm_90",
+            132,
+            1.98e9,
+            4.0e12,
+            3.6e12,
+            60 * _MB,
+            mma_int8_ops=5080,
+            mma_float_ops=2540,
+            tensor_clock_hz=1.7e9,
+            dot_float_ops=_HOPPER_DOT,
+        ),
+        *(
+            Device(
+                name,
+                "sm_80",
+                108,
+                1.41e9,
+                datasheet,
+                0.9 * datasheet,
+                40 * _MB,
+                fp32_lanes=64,
+                block_shared_bytes=163 << 10,
+            )
+            for name, datasheet in (
+                ("A100 SXM4 40GB", 1.555e12),
+                ("A100 PCIE 40GB", 1.555e12),
+                ("A100 80GB PCIe", 1.935e12),
+            )
+        ),
+        Device(
             "A100",
             "sm_80",
             108,
@@ -150,6 +198,35 @@ DEVICES: dict[str, Device] = {
             "RTX 5090", "sm_120", 170, 2.407e9, 1.792e12, 1.61e12, 96 * _MB, integer_lanes=128
         ),
         _geforce("RTX 4090", "sm_89", 128, 2.52e9, 1.008e12, 0.907e12, 72 * _MB),
+        _geforce("RTX 3060", "sm_86", 28, 1.777e9, 0.36e12, 0.324e12, 3 * _MB),
+        _geforce("RTX 3070", "sm_86", 46, 1.725e9, 0.448e12, 0.403e12, 4 * _MB),
+        _geforce("RTX 3080", "sm_86", 68, 1.71e9, 0.76e12, 0.684e12, 5 * _MB),
+        _geforce("RTX 3090", "sm_86", 82, 1.695e9, 0.936e12, 0.842e12, 6 * _MB),
+        _professional("A10", "sm_86", 72, 1.695e9, 0.6e12, 0.54e12, 6 * _MB),
+        _professional("A10G", "sm_86", 80, 1.71e9, 0.6e12, 0.54e12, 6 * _MB),
+        _professional("L4", "sm_89", 58, 2.04e9, 0.3e12, 0.27e12, 48 * _MB),
+        _professional("L40S", "sm_89", 142, 2.52e9, 0.864e12, 0.778e12, 96 * _MB),
+        _professional("RTX 6000 Ada", "sm_89", 142, 2.505e9, 0.96e12, 0.864e12, 96 * _MB),
+        _professional(
+            "RTX PRO 6000 Blackwell Workstation",
+            "sm_120",
+            188,
+            2.617e9,
+            1.792e12,
+            1.61e12,
+            128 * _MB,
+            integer_lanes=128,
+        ),
+        _professional(
+            "RTX PRO 6000 Blackwell Server",
+            "sm_120",
+            188,
+            2.617e9,
+            1.597e12,
+            1.44e12,
+            128 * _MB,
+            integer_lanes=128,
+        ),
     )
 }
 
@@ -157,8 +234,8 @@ DEVICES: dict[str, Device] = {
 REFERENCE = DEVICES["H200"]
 
 #: Words after a model's name that mean another chip or a part of one (D: fewer multiprocessors or
-#: slower tensor cores).
-_OTHERS = {"D", "Laptop", "MIG"}
+#: slower tensor cores; Max: Max-Q, a lower clock).
+_OTHERS = {"D", "Laptop", "MIG", "Max", "SUPER", "Ti"}
 
 
 def find_device(reported: str) -> Device | None:

@@ -844,13 +844,13 @@ def constants_of_the_model():
     "each block's sectors once, at 5.5 TB/s",
     "1.98 GHz, or 1.7 where tensor cores work",
 )
-@says(TUNING, "products at 700 TFLOP/s", "only the H100 and H200 have one")
+@says(TUNING, "products at 700 TFLOP/s", "only the H100, H200 and GH200 have one")
 def facts_of_devices():
     h200 = devices.find_device("H200")
     assert (h200.bandwidth, round(h200.l2_bandwidth / 1e12, 1)) == (4.3e12, 5.5)
     assert (h200.clock_hz, h200.tensor_clock_hz, h200.dot_float_ops) == (1.98e9, 1.7e9, 700e12)
     known = {name for name, device in devices.DEVICES.items() if device.dot_float_ops}
-    assert known == {"H100", "H200"}
+    assert known == {"H100", "H200", "GH200 480GB"}
 
 
 @says(KERNELS, "A launch prefetches at most a sixth of the L2 cache")

@@ -26,7 +26,7 @@ from ptx_kernels.tuning import choose, current_device, decide, on_device, tables
 #: (name from the driver, multiprocessors from the driver or None, the actual number)
 DEVICES = [
     ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 16, 16),
-    ("NVIDIA L4", 58, 58),
+    ("NVIDIA L40", 142, 142),
     ("NVIDIA A100-SXM4-80GB", None, 108),
     ("NVIDIA H100 PCIe", None, 114),
     ("NVIDIA GeForce RTX 4090", None, 128),
@@ -184,11 +184,11 @@ def test_who_says_how_many():
     assert why(target("NVIDIA A100-SXM4-80GB")).startswith(
         "rule gemm for 108 multiprocessors, no table"
     )
-    assert why(target("NVIDIA L4", 58)).startswith(
-        "rule gemm for 58 multiprocessors, no table for NVIDIA L4"
+    assert why(target("NVIDIA L40", 58)).startswith(
+        "rule gemm for 58 multiprocessors, no table for NVIDIA L40"
     )
-    assert why(target("NVIDIA L4")).startswith(
-        "rule gemm for 132 multiprocessors of an H200, NVIDIA L4 being unknown, no table"
+    assert why(target("NVIDIA L40")).startswith(
+        "rule gemm for 132 multiprocessors of an H200, NVIDIA L40 being unknown, no table"
     )
     assert decide(rms_norm_rule, 4096).why == "rule rms_norm"  # for any device
     assert current_device() == target("H200")
