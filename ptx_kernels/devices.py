@@ -57,15 +57,15 @@ class Device:
     @property
     def clusters(self) -> bool:
         """Whether thread blocks can share memory in clusters (sm_90 and later)."""
-        return self._generation >= 90
+        return self.sm >= 90
 
     @property
     def bulk_copies(self) -> bool:
         """Whether one instruction can copy many bytes to shared memory or L2 (sm_90 and later)."""
-        return self._generation >= 90
+        return self.sm >= 90
 
     @property
-    def _generation(self) -> int:
+    def sm(self) -> int:
         """Number in `arch`, such as 90."""
         return int(self.arch.removeprefix("sm_"))
 
@@ -78,8 +78,9 @@ class Device:
 _MB = 1 << 20
 _L2_BYTES = 5.5e12 / (132 * 1.98e9)  # per clock and multiprocessor
 
-#: Shared memory available to a block on every device since sm_80.
+#: Shared memory available to a block on every device since sm_80, and on Turing.
 LEAST_BLOCK_SHARED_BYTES = 99 << 10
+TURING_BLOCK_SHARED_BYTES = 64 << 10
 
 #: GeForce cards accumulate f16 in f32 at half the rate of f16 sums.
 _geforce = functools.partial(
@@ -90,6 +91,16 @@ _geforce = functools.partial(
 #: rate.
 _professional = functools.partial(
     Device, mma_int8_ops=2048, mma_float_ops=1024, block_shared_bytes=LEAST_BLOCK_SHARED_BYTES
+)
+
+#: Turing; the GeForce cards accumulate f16 in f32 at half the rate.
+_turing = functools.partial(
+    Device,
+    arch="sm_75",
+    fp32_lanes=64,
+    mma_int8_ops=2048,
+    mma_float_ops=1024,
+    block_shared_bytes=TURING_BLOCK_SHARED_BYTES,
 )
 
 #: f16 operations/s of a cuBLAS product on an H100 or H200 of 700 W. Others measured 788e12 on an
@@ -227,6 +238,24 @@ DEVICES: dict[str, Device] = {
             128 * _MB,
             integer_lanes=128,
         ),
+        # 70 W rarely allow the boost clock: the base clock, 0.585 GHz, is the other end
+        _turing(
+            "T4",
+            multiprocessors=40,
+            clock_hz=1.59e9,
+            datasheet_bandwidth=320e9,
+            bandwidth=288e9,
+            l2_bytes=4 * _MB,
+        ),
+        _turing(
+            "RTX 2080 Ti",
+            multiprocessors=68,
+            clock_hz=1.545e9,
+            datasheet_bandwidth=616e9,
+            bandwidth=554e9,
+            l2_bytes=11 * _MB // 2,
+            mma_float_ops=512,
+        ),
     )
 }
 
@@ -241,12 +270,12 @@ _OTHERS = {"D", "Laptop", "MIG", "Max", "SUPER", "Ti"}
 def find_device(reported: str) -> Device | None:
     """Returns the device that a driver or JAX calls `reported`; None if unknown.
 
-    Examples of names are `NVIDIA H200` and `NVIDIA A100-SXM4-80GB`.
+    Examples of names are `NVIDIA H200`, `NVIDIA A100-SXM4-80GB` and `Tesla T4`.
     """
     words = reported.replace("-", " ").split()
     if words[:2] == ["NVIDIA", "GeForce"]:
         words = words[2:]
-    words = words[1:] if words[:1] == ["NVIDIA"] else words
+    words = words[1:] if words[:1] in (["NVIDIA"], ["Tesla"]) else words
     found = [d for name, d in DEVICES.items() if words[: len(name.split())] == name.split()]
     return None if _OTHERS & set(words) else max(found, key=lambda d: len(d.name), default=None)
 
@@ -259,11 +288,36 @@ class Target:
       name: name that the driver reports.
       multiprocessors: number of multiprocessors.
       assumed: whether that number is unknown, so that the reference device's is used.
+      capability: compute capability that the device reports, 75 for 7.5; None if unknown.
     """
 
     name: str
     multiprocessors: int
     assumed: bool = False
+    capability: int | None = None
+
+    @property
+    def sm(self) -> int | None:
+        """Number of the device's architecture, 75 for sm_75; None if unknown."""
+        return self.capability or (self.facts.sm if self.facts else None)
+
+    @property
+    def turing(self) -> bool:
+        """Whether the device lacks what kernels can use since sm_80.
+
+        That is bf16 on tensor cores, asynchronous copies and more than 64 KB of shared memory.
+        """
+        return self.sm is not None and self.sm < 80
+
+    @property
+    def block_shared_bytes(self) -> int:
+        """Shared memory that a thread block can have; if unknown, what every device has."""
+        return self.facts.block_shared_bytes if self.facts else self.common_shared_bytes
+
+    @property
+    def common_shared_bytes(self) -> int:
+        """Shared memory that a thread block has on every device since sm_80, or on Turing."""
+        return TURING_BLOCK_SHARED_BYTES if self.turing else LEAST_BLOCK_SHARED_BYTES
 
     @property
     def facts(self) -> Device | None:
@@ -276,12 +330,15 @@ class Target:
         return f"{self.multiprocessors} multiprocessors{whose}"
 
 
-def target(name: str = REFERENCE.name, multiprocessors: int | None = None) -> Target:
+def target(
+    name: str = REFERENCE.name, multiprocessors: int | None = None, capability: int | None = None
+) -> Target:
     """Returns the `Target` for the device that the driver calls `name`; the reference by default.
 
     Args:
       multiprocessors: number that the device reports; None means the number listed in `devices` for
         the name, else the reference's (`assumed`).
+      capability: compute capability that the device reports, 75 for 7.5.
 
     Raises:
       TypeError: a name that is not a string, a number that is not an integer. ValueError:
@@ -293,9 +350,10 @@ def target(name: str = REFERENCE.name, multiprocessors: int | None = None) -> Ta
         )
     if multiprocessors is None:
         known = find_device(name)
-        return Target(name, (known or REFERENCE).multiprocessors, assumed=known is None)
+        number = (known or REFERENCE).multiprocessors
+        return Target(name, number, known is None, capability)
     if not isinstance(multiprocessors, int) or isinstance(multiprocessors, bool):
         raise TypeError(f"multiprocessors={multiprocessors!r} must be an integer")
     if multiprocessors < 1:
         raise ValueError(f"multiprocessors={multiprocessors} must be at least 1")
-    return Target(name, multiprocessors)
+    return Target(name, multiprocessors, capability=capability)

@@ -8,8 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels.limits import causal_attention_takes
-
 from ..native import calls
 from ..selection import current_selection
 from ..sharding.layout import Layout
@@ -151,14 +149,18 @@ def ptx(
     soft_cap: float | None,
     activations: str | None,
 ) -> jax.Array:
-    """`causal_attention` by two PTX kernels, or in plain JAX for widths without a kernel."""
+    """`causal_attention` by two PTX kernels, or in plain JAX for widths or GPUs without them."""
     from ptx_kernels.kernels.attention import causal_attention as causal_kernel
-    from ptx_kernels.kernels.attention import causal_attention_rule, split_keys
+    from ptx_kernels.kernels.attention import (
+        causal_attention_rule,
+        prompt_attention_rule,
+        split_keys,
+    )
     from ptx_kernels.tuning import choose
 
     (batch, time, num_heads, head_dim), (num_kv_heads, value_dim) = q.shape, v.shape[2:]
     parts = 3 if activations == "f32" else 2
-    if not causal_attention_takes(head_dim, value_dim, parts):
+    if not choose(prompt_attention_rule, head_dim, value_dim, parts):
         return reference(q, k, v, lengths, sinks, scale=scale, window=window, soft_cap=soft_cap)
     rows = batch * num_kv_heads, time * num_heads // num_kv_heads
     sizes = {

@@ -257,12 +257,21 @@ def _results(
 
 
 def device() -> Target:
-    """Returns the GPU that programs run on, with the number of multiprocessors that it reports.
+    """Returns the GPU that programs run on, with what it reports of itself.
 
-    Without a GPU, returns the device that kernels are tuned for. With several, returns the first: a
-    program is lowered once for all of them.
+    Inside `tuning.on_device`, returns that device. Without a GPU, returns the device that kernels
+    are tuned for. With several, returns the first: a program is lowered once for all of them.
     """
+    from ptx_kernels import tuning  # it imports all kernels
+
+    if (asked := tuning.device_of_context()) is not None:
+        return asked
     if jax.default_backend() != "gpu":
         return target(REFERENCE.name)
     gpu = jax.devices()[0]
-    return target(gpu.device_kind, getattr(gpu, "core_count", None))
+    capability = str(getattr(gpu, "compute_capability", "")).replace(".", "")
+    return target(
+        gpu.device_kind,
+        getattr(gpu, "core_count", None),
+        int(capability) if capability.isdecimal() else None,
+    )

@@ -178,7 +178,7 @@ def int8_minimums(k: Builder, planes: Sequence[TilePlane]) -> packed_tile.Minimu
     minimums = [k_scales.minimums_of(header[1:], k.lane_id % 4) for header in headers]
     return packed_tile.Minimums(
         (-f16_of(headers[0][0], 1), -f16_of(headers[1][0], 1)),
-        [packed_tile.twice_bf16(k, minimums[r][i]) for i in range(2) for r in range(2)],
+        [packed_tile.twice_minimum(k, minimums[r][i]) for i in range(2) for r in range(2)],
     )
 
 

@@ -221,15 +221,20 @@ class Multiprocessor:
     """Resource limits of one multiprocessor of a compute capability.
 
     They are from the CUDA programming guide, specifications per compute capability.
+
+    Attributes:
+      reserved_bytes: shared memory that the system takes of each block, since sm_80.
     """
 
     warps: int
     blocks: int
     shared_bytes: int
     registers: int = 65536
+    reserved_bytes: int = 1024
 
 
 MULTIPROCESSORS = {
+    "sm_75": Multiprocessor(warps=32, blocks=16, shared_bytes=64 << 10, reserved_bytes=0),
     "sm_80": Multiprocessor(warps=64, blocks=32, shared_bytes=164 << 10),
     "sm_89": Multiprocessor(warps=48, blocks=24, shared_bytes=100 << 10),
     "sm_90": Multiprocessor(warps=64, blocks=32, shared_bytes=228 << 10),
@@ -239,7 +244,6 @@ MULTIPROCESSORS = {
 
 _REGISTER_GRANULE = 256  # registers are allocated to a warp in multiples of this
 _SHARED_GRANULE = 128  # bytes
-_SHARED_RESERVED = 1024  # bytes per block reserved by the system, since sm_80
 
 
 @dataclass(frozen=True)
@@ -265,14 +269,14 @@ def occupancy(assembly: Assembly, threads: int, dynamic_shared_bytes: int = 0) -
     limits = MULTIPROCESSORS[assembly.arch]
     warps = -(-threads // 32)
     per_warp = -(-assembly.registers * 32 // _REGISTER_GRANULE) * _REGISTER_GRANULE
-    shared = assembly.shared_bytes + dynamic_shared_bytes + _SHARED_RESERVED
+    shared = assembly.shared_bytes + dynamic_shared_bytes + limits.reserved_bytes
     shared = -(-shared // _SHARED_GRANULE) * _SHARED_GRANULE
     # each of the four partitions has a quarter of the registers, so only multiples of four warps
     # help
     fits = {
         "warps": limits.warps // warps,
         "registers": limits.registers // per_warp // 4 * 4 // warps,
-        "shared memory": limits.shared_bytes // shared,
+        "shared memory": limits.shared_bytes // max(shared, 1),
         "blocks": limits.blocks,
     }
     limit = min(fits, key=lambda name: fits[name])

@@ -12,11 +12,12 @@ import math
 from collections.abc import Callable, Iterator
 from types import CodeType
 
-from . import mbarrier, values, warp
+from . import mbarrier, older, values, warp
 from .errors import KernelError, Line
 from .instructions import CLUSTER_BARRIERS, CLUSTERS
 from .issue import issue
-from .module import MAX_CLUSTER, MAX_SHARED_BYTES, Buffer, Kernel
+from .module import MAX_CLUSTER, Buffer, Kernel
+from .oldest import COMMON, block_shared_bytes
 from .pointer import Pointer
 from .text import Text
 from .types import Type, f32, u32, u64
@@ -45,8 +46,8 @@ class Builder(Text):
     sets another.
     """
 
-    def __init__(self, name: str, code: CodeType | None = None) -> None:
-        super().__init__(name, code)
+    def __init__(self, name: str, code: CodeType | None = None, oldest: int = COMMON) -> None:
+        super().__init__(name, code, oldest)
         self._buffers: list[Buffer] = []
         self._pointers: list[tuple[str, Value, tuple[Line, ...]]] = []
         self._shared: list[str] = []
@@ -115,14 +116,14 @@ class Builder(Text):
     ) -> Pointer:
         """Allocates 16-byte aligned shared memory, static or, beyond 48 KB in total, `dynamic`.
 
-        Raises KernelError if the total exceeds MAX_SHARED_BYTES, for any target device.
+        Raises KernelError if the total exceeds `block_shared_bytes`, for any target device.
         """
         nbytes = math.prod(shape) * type.size
         total = self._static_bytes + self._dynamic_bytes + -(-nbytes // 16) * 16
-        if total > MAX_SHARED_BYTES:
+        if total > (most := block_shared_bytes(self.oldest)):
             raise KernelError(
                 f"{self.name}: shared {name} and what came before it take {total} bytes of shared"
-                f" memory, of {MAX_SHARED_BYTES} that a block can have"
+                f" memory, of {most} that a block can have"
             )
         address = self.register(u32)
         if dynamic:
@@ -279,8 +280,12 @@ class Builder(Text):
         return apply(self, "min", a, b)
 
     def maximum(self, a: Value, b: Operand, *, keep_nan: bool = False) -> Value:
-        """Emits the maximum; for f32, a NaN operand is dropped, or kept (`keep_nan`, sm_80)."""
-        return apply(self, "max.NaN" if keep_nan else "max", a, b)
+        """Emits the maximum; for f32, a NaN operand is dropped, or kept (`keep_nan`)."""
+        return older.maximum_or_nan(self, a, b) if keep_nan else apply(self, "max", a, b)
+
+    def pair(self, low: Value, high: Value, type: Type) -> Value:
+        """Emits the rounding of two f32 to f16 or bf16; returns both in a u32."""
+        return older.pair(self, low, high, type)
 
     def abs(self, x: Value) -> Value:
         """Emits the absolute value."""
@@ -394,6 +399,7 @@ class Builder(Text):
     warp_any = warp.warp_any
     redux = warp.redux
     mma = warp.mma
+    multiplies = warp.multiplies
     ldmatrix = warp.ldmatrix
     cp_async = warp.cp_async
     cp_async_commit = warp.cp_async_commit

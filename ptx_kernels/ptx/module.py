@@ -9,9 +9,6 @@ from typing import Any, Literal
 
 from .types import Type
 
-#: Largest shared memory of a block on any device: sm_90 and sm_100. sm_80 has 163 KB, sm_120 99.
-MAX_SHARED_BYTES = 227 << 10
-
 #: Blocks of a cluster: the portable limit of all devices that have clusters.
 MAX_CLUSTER = 8
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal, overload
 
 from .errors import KernelError
-from .instructions import STREAMED_LOADS
+from .instructions import STREAMED_LOADS, STREAMED_LOADS_128
 from .issue import braced, issue
 from .text import Text
 from .types import Type, bf16, f16, f32, s8, s16, s32, s64, u8, u16, u32, u64
@@ -201,8 +201,9 @@ class Pointer:
         """Returns the cache hints of a load, as part of its opcode."""
         if not self.streamed:
             return ".nc" if self.constant else ""
-        self.text.require(STREAMED_LOADS)
-        return ".nc.L1::no_allocate.L2::256B"
+        whole = self.text.has(STREAMED_LOADS)
+        self.text.require(STREAMED_LOADS if whole else STREAMED_LOADS_128)
+        return f".nc.L1::no_allocate.L2::{256 if whole else 128}B"
 
     def _run_width(self, count: int) -> int:
         """Returns the widest vector width that divides `count`: at most 4 elements and 16 bytes."""

@@ -6,6 +6,7 @@ from types import CodeType
 
 from .errors import KernelError, Line, call_path
 from .instructions import BASELINE, Version
+from .oldest import COMMON
 
 MAX_LINES = 50_000  # ptxas takes minutes for more, and no instruction cache holds them
 #: Register class -> prefix of its registers' names.
@@ -18,9 +19,10 @@ class Text:
     Attributes:
       name: name of the kernel's entry.
       needs: the lowest (PTX version, sm) that support all instructions so far.
+      oldest: oldest architecture (75 for sm_75) that must run the text.
     """
 
-    def __init__(self, name: str, code: CodeType | None = None) -> None:
+    def __init__(self, name: str, code: CodeType | None = None, oldest: int = COMMON) -> None:
         """Starts an empty text.
 
         Args:
@@ -28,6 +30,7 @@ class Text:
         """
         self.name = name
         self.needs = BASELINE
+        self.oldest = oldest
         self._code = code
         #: (text, the Python lines that wrote it)
         self._lines: list[tuple[str, tuple[Line, ...]]] = []
@@ -62,8 +65,21 @@ class Text:
         self._lines.append((f"{label}:", self.here()))
 
     def require(self, version: Version) -> None:
-        """Raises the declared PTX version and target to at least this version."""
+        """Raises the declared PTX version and target to at least this version.
+
+        Raises:
+          KernelError: the text must run on an architecture that is older than this and COMMON.
+        """
+        if not self.has(version) and self.oldest < COMMON:
+            raise KernelError(
+                f"{self.name} is built for sm_{self.oldest}, and an instruction or argument of it"
+                f" needs sm_{version[1]}"
+            )
         self.needs = (max(self.needs[0], version[0]), max(self.needs[1], version[1]))
+
+    def has(self, version: Version) -> bool:
+        """Returns whether all architectures that must run the text have this version."""
+        return version[1] <= self.oldest
 
     def register_name(self, register: str) -> str:
         """Returns the name of a new register of class `register` (`b32`)."""

@@ -272,6 +272,8 @@ class Value:
         opcode = _CONVERSIONS.get((self.type, type))
         if opcode is None:
             raise KernelError(f"no conversion from {self.type} to {type}")
+        if type is bf16 and not self.text.has(_row(opcode).needs):
+            return (rounded_to_bf16(self) >> 16).to(u16).bits(bf16)
         return emit(self.text, opcode, self.name, result=type)
 
     def bits(self, type: Type) -> Value:
@@ -284,6 +286,17 @@ class Value:
         if type.register == self.type.register:
             return Value(self.text, type, self.name)
         return emit(self.text, "mov.b32", self.name, result=type)
+
+
+def rounded_to_bf16(x: Value) -> Value:
+    """Emits the rounding of an f32 to the nearest bf16; returns its bits, then 16 others, as a u32.
+
+    The instructions are those of any architecture. A NaN becomes 0x7FFF.
+    """
+    bits = x.bits(u32)
+    rounded = bits + ((bits >> 16 & 1) + 0x7FFF)
+    nan = emit(x.text, "setp.nan.f32", x.name, x.name)
+    return emit(x.text, "selp.b32", str(0x7FFF0000), rounded.name, nan.name)
 
 
 def all_of(*conditions: Value | None) -> Value | None:

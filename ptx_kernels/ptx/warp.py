@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from .errors import KernelError
 from .issue import issue
+from .older import copy_now, has_row, small_mma
 from .pointer import Pointer
 from .text import Text
 from .types import Type, bf16, f16, f32, pred, s8, s32, u8, u32
@@ -29,7 +30,7 @@ def shuffle_xor(k: Text, value: Value, mask: int) -> Value:
     return _shuffle(k, "bfly", value, mask)
 
 
-def shuffle(k: Text, value: Value, lane: int, *, lanes: int = WARP) -> Value:
+def shuffle(k: Text, value: Value, lane: Value | int, *, lanes: int = WARP) -> Value:
     """Emits a shuffle: every lane gets the value of lane `lane` of its group of `lanes` lanes.
 
     `lanes` is a power of two. All 32 lanes must take part.
@@ -37,7 +38,7 @@ def shuffle(k: Text, value: Value, lane: int, *, lanes: int = WARP) -> Value:
     return _shuffle(k, "idx", value, lane, WARP - lanes)
 
 
-def _shuffle(k: Text, mode: str, value: Value, lane: int, fixed: int = 0) -> Value:
+def _shuffle(k: Text, mode: str, value: Value, lane: Value | int, fixed: int = 0) -> Value:
     """Emits a shuffle of 32 bits. `fixed`: bits of the lane number taken from the reading lane."""
     if value.type.register not in ("b32", "f32"):
         raise KernelError(f"a shuffle moves 32 bits, not {value.type}")
@@ -83,10 +84,13 @@ def warp_any(k: Text, condition: Value) -> Value:
 def redux(k: Text, value: Value, operation: str) -> Value:
     """Emits a reduction of u32 or s32 over the warp by `add`, `min` or `max`, for every lane.
 
-    It is one instruction (sm_80); `warp_reduce` takes ten.
+    It is one instruction on sm_80 and newer; `warp_reduce` takes ten.
     """
+    opcode = f"redux.sync.{operation}.{value.type}"
+    if not has_row(k, opcode):
+        return warp_reduce(k, value, lambda a, b: apply(k, operation, a, b))
     result = register(k, value.type)
-    issue(k, f"redux.sync.{operation}.{value.type}", result, value, _FULL_MASK)
+    issue(k, opcode, result, value, _FULL_MASK)
     return result
 
 
@@ -122,10 +126,20 @@ def mma(
         )
     accumulator = s32 if integer else f32
     depth = len(b) * 16 // a_type.size
-    d = tuple(register(k, accumulator) for _ in range(4))
     opcode = f"mma.sync.aligned.m16n8k{depth}.row.col.{accumulator}.{a_type}.{b_type}.{accumulator}"
+    if a_type is not bf16 and not has_row(k, opcode):
+        return small_mma(k, a, b, c, (a_type, b_type))
+    d = tuple(register(k, accumulator) for _ in range(4))
     issue(k, opcode, d, tuple(a), tuple(b), tuple(c))
     return d
+
+
+def multiplies(k: Text, type: Type) -> bool:
+    """Returns whether `mma` takes a type on all architectures that must run the text.
+
+    bf16 needs sm_80.
+    """
+    return type is not bf16 or has_row(k, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32")
 
 
 def ldmatrix(
@@ -161,21 +175,27 @@ def cp_async(
     It is issued where `where` is true. Both addresses must be aligned to the copied size. The
     issuing thread can read the bytes after `cp_async_wait`, other threads after a barrier that
     follows it. `size` (u32): bytes to read; the rest becomes zeros, and with 0 the source may point
-    anywhere. Copies of 16 bytes bypass the L1 cache.
+    anywhere. It is 0 or `nbytes`, or 2 of 4 bytes. Copies of 16 bytes bypass the L1 cache. On
+    architectures without asynchronous copies, the bytes pass through registers here.
     """
     if target.space != "shared" or source.space != "global" or nbytes not in (4, 8, 16):
         raise KernelError(
             f"cp_async copies 4, 8 or 16 bytes from global to shared memory, not {nbytes}"
         )
     opcode = f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global"
+    if not has_row(k, opcode):
+        copy_now(k, target, source, nbytes, size, where)
+        return
     issue(k, opcode, target, source, nbytes, *(() if size is None else (size,)), where=where)
 
 
 def cp_async_commit(k: Text) -> None:
     """Emits the end of the thread's group of copies issued since the last commit."""
-    issue(k, "cp.async.commit_group")
+    if has_row(k, "cp.async.commit_group"):
+        issue(k, "cp.async.commit_group")
 
 
 def cp_async_wait(k: Text, pending: int = 0) -> None:
     """Emits a wait until at most the `pending` youngest of the thread's groups are in flight."""
-    issue(k, "cp.async.wait_group", pending)
+    if has_row(k, "cp.async.wait_group"):
+        issue(k, "cp.async.wait_group", pending)

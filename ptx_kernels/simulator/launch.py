@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..ptx.module import MAX_CLUSTER, MAX_SHARED_BYTES, Buffer, Kernel
+from ..ptx.module import MAX_CLUSTER, Buffer, Kernel
+from ..ptx.oldest import MAX_SHARED_BYTES
 from .address_space import SHARED_BASE
 from .batch import Batch
 from .errors import LaunchError, SimulationError, UnwrittenOutput

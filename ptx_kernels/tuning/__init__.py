@@ -9,6 +9,7 @@ from .choose import (
     choose,
     current_device,
     decide,
+    device_of_context,
     on_device,
     recorded,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "choose",
     "current_device",
     "decide",
+    "device_of_context",
     "on_device",
     "recorded",
     "target",

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from ..devices import Target, target
 from ..file_stamp import file_stamp
 from ..kernels.family import Rule
+from ..ptx.oldest import COMMON, built_for
 from . import tables
 
 C = TypeVar("C")
@@ -23,21 +24,30 @@ C = TypeVar("C")
 VARIABLE = "JAX_Q4K_TUNING"
 
 _REFERENCE = target()
-_target: ContextVar[Target] = ContextVar("target", default=_REFERENCE)
+_target: ContextVar[Target | None] = ContextVar("target", default=None)
 
 
 @contextlib.contextmanager
 def on_device(device: Target) -> Iterator[None]:
-    """Context inside which choices are made for `device`; elsewhere for the reference device."""
+    """Context inside which choices are made, and kernels built, for `device`.
+
+    Elsewhere they are for the reference device.
+    """
     token = _target.set(device)
     try:
-        yield
+        with built_for(device.sm or COMMON):
+            yield
     finally:
         _target.reset(token)
 
 
 def current_device() -> Target:
     """Returns the device for which choices are made now."""
+    return _target.get() or _REFERENCE
+
+
+def device_of_context() -> Target | None:
+    """Returns the device of the surrounding `on_device`; None outside of any."""
     return _target.get()
 
 

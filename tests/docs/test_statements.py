@@ -49,10 +49,22 @@ from jax_q4k.models.sampling.stages import SamplingStages
 from jax_q4k.native import build
 from ptx_kernels import devices, formats
 from ptx_kernels.kernels import FAMILIES, prefetch
-from ptx_kernels.kernels.gemm import FEW_ROWS, decoded, f16_products_rule, tensor_cores_rule
+from ptx_kernels.kernels.attention import (
+    paged_attention_rule,
+    piece_attention_rule,
+    prompt_attention_rule,
+)
+from ptx_kernels.kernels.gemm import (
+    FEW_ROWS,
+    decoded,
+    decoded_products_rule,
+    f16_products_rule,
+    tensor_cores_rule,
+)
 from ptx_kernels.limits import gemm_takes
 from ptx_kernels.machine_code import model as cost
 from ptx_kernels.machine_code.ptxas import TARGETS
+from ptx_kernels.ptx import oldest
 from tools import aot, snippets
 
 statements = Statements()
@@ -781,7 +793,7 @@ def fields_of_errors():
 
 @says("docs/export.md", "`--target cpu` compiles for this machine")
 def targets():
-    assert set(compiled_files.TARGETS) == {"cpu", "h200"}
+    assert set(compiled_files.TARGETS) == {"cpu", "h200", "t4"}
 
 
 @says(INSTALL, "for AVX-512 VNNI, AVX-VNNI, AVX2, NEON and plain C++")
@@ -813,11 +825,34 @@ def versions():
     assert project["requires-python"] == ">=3.11" and "jax>=0.10.2,<0.13" in project["dependencies"]
 
 
-@says("docs/simulator.md", "with `ptxas` for sm_80, sm_90, sm_100 and sm_120")
-@says(INSTALL, "an Ampere GPU or newer (sm_80)")
-@says(README, "NVIDIA, Ampere (sm_80) or newer")
+@says("docs/simulator.md", "with `ptxas` for sm_75, sm_80, sm_90, sm_100 and sm_120")
+@says(INSTALL, "a Turing GPU or newer (sm_75)", "more than 64 KB of shared memory per block")
+@says(README, "NVIDIA, [Turing](docs/install.md#turing) (sm_75) or newer")
 def architectures():
     assert TARGETS == ("sm_80", "sm_90", "sm_100", "sm_120")
+    assert (oldest.LEAST, oldest.OLDER_SHARED_BYTES) == (75, 64 << 10)
+
+
+@says(
+    INSTALL,
+    "For groups of query heads over bfloat16 pages they attend without tensor cores",
+    "Prompts of more than 64 tokens decode the weights to float16",
+    "once per chunk from float16 pages, and once per token from others",
+)
+def rules_for_turing():
+    t4 = devices.target("Tesla T4")
+    pages = {
+        dtype: paged_attention_rule(t4, 1, 32, 8, 128, 512, dtype).tensor_cores
+        for dtype in ("bf16", "f16", "int8", "fp8")
+    }
+    assert pages == {"bf16": False, "f16": True, "int8": True, "fp8": True}
+    matrix = ("Q4_K",), (4096,), 4096
+    decoded = [decoded_products_rule(t4, *matrix, m).decoded for m in (64, 65)]
+    assert decoded == [False, True]
+    chunk = 1, 512, 8, 128, 4096
+    once = [piece_attention_rule(t4, *chunk, dtype, None, 4096) for dtype in ("f16", "bf16", "f32")]
+    assert once == [True, False, False]
+    assert not prompt_attention_rule(t4, 128, 128, 2)
 
 
 # Pages about kernels: constants of the cost model, and rules.

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ...ptx import Builder, Pointer, Value, f16, f32, u16, u32
+from ...ptx import Builder, Pointer, Value, bf16, f16, f32, u16, u32
 from ...ptx.types import Type, f16x2
 from .packed_words import Words, f16_of
 
@@ -134,12 +134,17 @@ class Minimums:
 
     Attributes:
       factor: f32, for all groups; factor * minimum * sum is added.
-      words: operand A of m16n8k16, bf16: for rows g and g + 8, the minimum of group t, twice, then
-        of group t + 4 (t = lane % 4).
+      words: operand A of m16n8k16, of `minimum_type`: for rows g and g + 8, the minimum of group t,
+        twice, then of group t + 4 (t = lane % 4).
     """
 
     factor: Pair
     words: Words
+
+
+def minimum_type(k: Builder) -> Type:
+    """Returns the type of `Minimums.words`: bf16 where `mma` takes it, else f16."""
+    return bf16 if k.multiplies(bf16) else f16
 
 
 class ReadMinimums(Protocol):
@@ -205,8 +210,10 @@ def twice(k: Builder, number: float) -> Value:
     return k.const(u32, int(np.float16(number).view(np.uint16)) * 0x10001).bits(f16x2)
 
 
-def twice_bf16(k: Builder, number: Value) -> Value:
-    """Emits the conversion of a u32 below 256 to bf16, the same in both halves of a u32."""
+def twice_minimum(k: Builder, number: Value) -> Value:
+    """Emits the conversion of a u32 below 256 to `minimum_type`, in both halves of a u32."""
+    if minimum_type(k) is f16:
+        return byte_f16(k, number, 0).bits(u32)
     bits = number.to(f32).bits(u32)
     return k.permute(bits, bits, 0x3232)
 

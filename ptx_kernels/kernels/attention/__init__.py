@@ -13,6 +13,7 @@ from .rules import (
     merge_attention_rule,
     paged_attention_rule,
     piece_attention_rule,
+    prompt_attention_rule,
 )
 from .split_keys import SplitKeysConfig, split_keys
 
@@ -33,5 +34,6 @@ __all__ = [
     "paged_attention",
     "paged_attention_rule",
     "piece_attention_rule",
+    "prompt_attention_rule",
     "split_keys",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...ptx import Builder, Value, bf16, u32
+from ...ptx import Builder, Value, bf16
 from ...ptx.types import Type
 from ..vectors import two_floats
 
@@ -21,7 +21,7 @@ def split(k: Builder, pair: Sequence[Value], parts: int, type: Type = bf16) -> l
     words: list[Value] = []
     while True:
         low, high = pair
-        words.append(k.instruction(f"cvt.rn.{type}x2.f32", high, low).bits(u32))
+        words.append(k.pair(low, high, type))
         if len(words) == parts:
             return words
         pair = [x - rounded for x, rounded in zip(pair, two_floats(words[-1], type), strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...devices import LEAST_BLOCK_SHARED_BYTES, Target
+from ...devices import Target
 from ...limits import PIECE_KEY_PARTS, PIECE_PARTS, causal_attention_takes
 from ...ptx import WARP, bf16
 from ..family import Rule
@@ -51,7 +51,7 @@ def _paged_attention(
     `value_dim`: of latent pages. A group is num_heads / num_kv_heads query heads. Groups of two or
     more, or of three or more over byte types, use tensor cores if these support the pages: they
     take less than half of the instructions per token, for any group. Smaller groups gain nothing:
-    lanes are as fast as the memory.
+    lanes are as fast as the memory. Turing's tensor cores do not multiply bf16.
 
     Otherwise lanes share a token. A full group shares a thread block, up to eight query heads. A
     lane's load is 16 bytes. For int8 and fp8 that is 16 values of each query, so it is 8 bytes for
@@ -70,9 +70,8 @@ def _paged_attention(
     Splits form a cluster if that is not slower: see `clustered`.
     """
     size, group = PAGE_TYPES[dtype].size, num_heads // num_kv_heads
-    if group > (2 if size == 1 else 1) and tensor_cores_take(
-        dtype, head_dim, page_size, value_dim is not None
-    ):
+    taken = tensor_cores_take(dtype, head_dim, page_size, value_dim is not None)
+    if group > (2 if size == 1 else 1) and taken and not (device.turing and dtype == "bf16"):
         contexts = batch * num_kv_heads
         return _by_tensor_cores(device, contexts, group, head_dim, size, capacity)
     queries, teams, latent = min(group, 8), 1, value_dim is not None
@@ -180,8 +179,7 @@ def _causal_attention(
     waits overlap. If the shared memory of a device is unknown, it is assumed to be 99 KB, which
     every device has.
     """
-    facts = device.facts
-    most = facts.block_shared_bytes if facts else LEAST_BLOCK_SHARED_BYTES
+    most = device.block_shared_bytes
 
     def fits(config: CausalAttentionConfig, room: int) -> bool:
         sums = (value_dim + config.tokens) // 2
@@ -212,7 +210,16 @@ def _causal_attention(
 _MOST_READ_AGAIN, _MOST_MADE = 64 << 20, 1 << 30  # bytes
 
 
+def _prompt_attention(device: Target, head_dim: int, value_dim: int, parts: int) -> bool:
+    """Returns whether a prompt's attention runs in `causal_attention`, else in plain JAX.
+
+    The kernel multiplies `parts` bf16 per float, which Turing's tensor cores do not take.
+    """
+    return causal_attention_takes(head_dim, value_dim, parts) and not device.turing
+
+
 def _piece_attention(
+    device: Target,
     batch: int,
     time: int,
     num_kv_heads: int,
@@ -229,10 +236,11 @@ def _piece_attention(
     `paged_attention` is chosen for single tokens, latent pages, heads wider than `causal_attention`
     takes, and chunks for which it reads less than 64 MB: predicted for an H200, one launch whose
     splits form a cluster is then faster than two. Pages that are neither bf16 nor f16 are converted
-    to bf16 if the result has at most 1 GB, for `room` tokens per sequence.
+    to bf16 if the result has at most 1 GB, for `room` tokens per sequence. On Turing, whose tensor
+    cores do not multiply bf16, only f16 pages use `causal_attention`.
     """
     takes = causal_attention_takes(head_dim, head_dim, PIECE_PARTS)
-    if time < 2 or value_dim is not None or not takes:
+    if time < 2 or value_dim is not None or not takes or (device.turing and dtype != "f16"):
         return False
     token = 2 * num_kv_heads * head_dim  # elements
     made = PIECE_KEY_PARTS.get(dtype, 0) * batch * room * token * bf16.size
@@ -240,6 +248,7 @@ def _piece_attention(
     return read >= _MOST_READ_AGAIN and made <= _MOST_MADE
 
 
+prompt_attention_rule: Rule[bool] = Rule("prompt_attention", _prompt_attention)
 piece_attention_rule: Rule[bool] = Rule("piece_attention", _piece_attention)
 causal_attention_rule: Rule[CausalAttentionConfig] = Rule("causal_attention", _causal_attention)
 paged_attention_rule: Rule[PagedAttentionConfig] = Rule("paged_attention", _paged_attention)

@@ -103,7 +103,7 @@ class _Softmax:
         return high, self._pair(a - x, b - y)
 
     def _pair(self, a: Value, b: Value) -> Value:
-        return self.k.instruction(f"cvt.rn.{self.type}x2.f32", b, a).bits(u32)
+        return self.k.pair(a, b, self.type)
 
     def multiply(
         self, fragments: Sequence[Fragment], b: Words, sums: Sequence[Value]

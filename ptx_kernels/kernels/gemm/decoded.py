@@ -59,12 +59,15 @@ def _decoded(
 
     Two formats for one number of rows are a gated pair. Decoding takes the same time for any m, so
     it pays above some m. There the rate of the matmul decides: `wgmma` in cuBLAS against `mma.sync`
-    with unpacking. The alternative for formats without tiles is decoding to float32.
+    with unpacking. The alternative for formats without tiles is decoding to float32. On Turing all
+    are decoded: our tiles would wait for copies that are not asynchronous there.
     """
-    facts, matrices = device.facts, len(formats)
-    if m <= FEW_ROWS or facts is None or facts.dot_float_ops is None:
+    facts = device.facts
+    if m <= FEW_ROWS or not decodable(rows, columns, len(formats)):
         return DecodedProducts()
-    if not decodable(rows, columns, matrices):
+    if device.turing:
+        return DecodedProducts(True)
+    if facts is None or facts.dot_float_ops is None:
         return DecodedProducts()
     if all(gemm_takes(name, columns) for name in formats):
         products = "f16" if f16_products_rule(device, formats, m) else "int8"

@@ -18,9 +18,11 @@ from ...formats.unpack.packed_tile import (
     Pair,
     ReadMinimums,
     TilePlane,
+    minimum_type,
 )
 from ...formats.unpack.packed_words import Words
 from ...ptx import Builder, Pointer, Value, Var, bf16, f16, f32, s8, s32, u32
+from ..quantize_f16 import f16_scale
 from ..quantize_q8_1 import GROUP
 from .fragments import Accumulators, f16_activations, f16_weights, matrices_of, two_activations
 
@@ -112,7 +114,8 @@ class IntegerProducts:
         """Emits totals += factor * minimums . sums over the eight groups of 32 columns.
 
         This is exact except for mma's own rounding. A sum is represented by three bf16: its upper,
-        middle and lower 8 bits.
+        middle and lower 8 bits; or by two f16, of 22 bits in all, which share a power of two with
+        the other groups' sums.
         """
         if self._read_minimums is None:
             return
@@ -121,9 +124,14 @@ class IntegerProducts:
         sums = pairs.at(k.lane_id % 4, k.lane_id // 4 * 8 + 4).cast(f32)
         zeros, none = [k.const(f32, 0.0)] * 4, k.const(u32, 0)
         for i in range(len(self._totals[0])):
-            parts = [
-                _bf16_parts(sums.load(group * pairs.shape[1] // 4 + 16 * i)) for group in (0, 4)
-            ]
+            places = [group * pairs.shape[1] // 4 + 16 * i for group in (0, 4)]
+            if minimum_type(k) is f16:
+                b, scales = _f16_parts(k, [sums.load(place) for place in places])
+                for tile, total in zip(minimums, self._totals, strict=True):
+                    for j, product in enumerate(k.mma(tile.words, b, zeros, f16)):
+                        k.accumulate(total[i][j], tile.factor[j // 2] * scales[j % 2], product)
+                continue
+            parts = [_bf16_parts(sums.load(place)) for place in places]
             b = [k.permute(upper, middle, 0x7632) for upper, middle, _ in parts]
             lower = [k.permute(lower, none, 0x7632) for _, _, lower in parts]
             for tile, total in zip(minimums, self._totals, strict=True):
@@ -138,6 +146,18 @@ def _bf16_parts(value: Value) -> tuple[Value, Value, Value]:
     rest = value - upper.bits(f32)
     middle = rest.bits(u32) & 0xFFFF0000
     return upper, middle, (rest - middle.bits(f32)).bits(u32)
+
+
+def _f16_parts(k: Builder, sums: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+    """Splits a column's sums, of which each of four lanes has two, into f16 (high, low).
+
+    Returns both pairs, divided by a power of two, and that of the columns of the lane's results.
+    """
+    largest = k.warp_max(k.maximum(*(k.abs(each) for each in sums)), lanes=4)
+    inverse, scale = f16_scale(k, largest)
+    scaled = [each * inverse for each in sums]
+    pairs = [k.pair(each, each - each.to(f16).to(f32), f16) for each in scaled]
+    return pairs, [k.shuffle(scale, k.lane_id % 4 * 8 + 4 * column) for column in range(2)]
 
 
 class _Part(NamedTuple):

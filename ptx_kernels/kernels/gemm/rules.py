@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ...devices import LEAST_BLOCK_SHARED_BYTES, Target
+from ...devices import Target
 from ...formats import get as block_format
 from ...limits import MAX_ROWS, gemm_takes
 from ...ptx import KernelError
@@ -42,8 +42,8 @@ def _gemm(device: Target, format: str, n: int, columns: int, m: int) -> GemmConf
     instructions on unpacking and loads, but leave a device with more multiprocessors than thread
     blocks partly idle. A thread block's rows are therefore reduced until there are one and a half
     thread blocks per multiprocessor, down to 16 weight rows, whose columns four warps then share,
-    by 16 activations. No choice needs more than the 99 KB of shared memory that a thread block has
-    on sm_120.
+    by 16 activations. No choice needs more than the shared memory that a thread block has on every
+    device since sm_80, 99 KB, or on Turing.
     """
     if m <= FEW_ROWS:
         return _fused_gemm(device, (format,), (n,), columns, m)
@@ -134,7 +134,7 @@ def _tiling(
 
     config = next((c for c in choices if fills(c)), choices[-1])
     wanted = 2 if config.rows > 64 else {16: 4, 32: 3}.get(config.m_tile, 2)
-    fit = LEAST_BLOCK_SHARED_BYTES // stage_bytes(config, (format,))
+    fit = device.common_shared_bytes // stage_bytes(config, (format,))
     return replace(config, stages=max(2, min(wanted, fit)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from ...devices import LEAST_BLOCK_SHARED_BYTES, REFERENCE, Target
+from ...devices import REFERENCE, Target
 from ...formats import get as block_format
 from ...ptx import WARP
 from ..quantize_f16 import SUPER_BLOCK
@@ -90,21 +90,15 @@ class Shape:
         """Returns the bytes of a pipeline stage, for the largest of the formats."""
         return max(stage_bytes(config, (name,) * self.together) for name in self.formats)
 
-    @property
-    def _most_room(self) -> int:
-        facts = self.device.facts
-        return facts.block_shared_bytes if facts else LEAST_BLOCK_SHARED_BYTES
-
     def room(self, config: GemmConfig) -> int:
         """Returns the bytes of shared memory for the pipeline's ring.
 
         It is all of a multiprocessor's shared memory if a thread block is alone or needs it;
         otherwise several thread blocks share it.
         """
-        shares = (
-            not self.single(config) and 2 * self.stage_bytes(config) <= LEAST_BLOCK_SHARED_BYTES
-        )
-        return LEAST_BLOCK_SHARED_BYTES if shares else self._most_room
+        common = self.device.common_shared_bytes
+        shares = not self.single(config) and 2 * self.stage_bytes(config) <= common
+        return common if shares else self.device.block_shared_bytes
 
     def widened(self, config: GemmConfig) -> GemmConfig:
         """Returns the Config with more warps per row if a thread block is alone and has few."""
@@ -140,11 +134,13 @@ class Shape:
     def fitting(self, configs: Iterable[GemmConfig]) -> list[GemmConfig]:
         """Returns the Configs whose shared memory has room for two stages.
 
-        f16 products must fit on the device, others on every device.
+        f16 products must fit on the device, others on every device since sm_80, or on Turing.
         """
 
         def room(config: GemmConfig) -> int:
-            return self._most_room if config.products == "f16" else LEAST_BLOCK_SHARED_BYTES
+            device = self.device
+            most = device.block_shared_bytes, device.common_shared_bytes
+            return most[0] if config.products == "f16" else most[1]
 
         return [c for c in configs if 2 * self.stage_bytes(c) <= room(c)]
 

@@ -23,6 +23,9 @@ INLINE_VALUES = 16384
 #: Maximum bytes of f32 activations that every block normalizes itself in shared memory.
 STAGED_BYTES = 64 << 10
 
+#: Shared memory of a block beside them.
+OTHERS_BYTES = 16 << 10
+
 
 #: Bytes of weights in flight per multiprocessor, if registers allow it: what memory delivers during
 #: its latency under load, which is nearly twice the idle latency.
@@ -197,7 +200,8 @@ def _float_matvec(
     the caches, and more are staged in chunks. If there are too few rows to fill the device, warps
     share a row, as many as its number of 256-weight groups allows.
     """
-    staged = norm and 4 * m * columns <= STAGED_BYTES
+    room = min(STAGED_BYTES, device.common_shared_bytes - OTHERS_BYTES)
+    staged = norm and 4 * m * columns <= room
     together = len(formats) // len(rows)  # matrices whose rows a warp computes together
     if not staged and together * sum(rows) < ROWS_TO_FILL * device.multiprocessors:
         return PRESETS[next(name for name, least in _SHARED_ROWS if columns >= least)]

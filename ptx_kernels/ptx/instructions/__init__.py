@@ -38,7 +38,7 @@ from .machine_row import (
     machine_row,
     named_type,
 )
-from .memory import STREAMED_LOADS
+from .memory import STREAMED_LOADS, STREAMED_LOADS_128
 from .rounding import bf16_to_f32, f32_to_bf16
 from .row import BASELINE, INSTRUCTIONS, Error, Instruction, Version
 
@@ -54,6 +54,7 @@ __all__ = [
     "Instruction",
     "Number",
     "STREAMED_LOADS",
+    "STREAMED_LOADS_128",
     "Spelled",
     "To",
     "Version",

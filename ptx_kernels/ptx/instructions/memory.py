@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from .machine_row import At, From, Operands, To, Words, define_machine
-from .row import BASELINE, Version
+from .row import BASELINE, SM70, Version
 
-#: Version for loads that do not allocate in L1 and prefetch into L2.
+#: Versions for loads that do not allocate in L1, and prefetch 256 or 128 bytes into L2.
 STREAMED_LOADS: Version = ((7, 4), 80)
+STREAMED_LOADS_128: Version = ((7, 4), 75)
 
 _SCOPE = "cta|cluster|gpu|sys"
 _ORDER = rf"weak|volatile|(?:mmio\.)?(?:relaxed|acquire|release)\.(?:{_SCOPE})"
@@ -76,14 +77,15 @@ def _define_atomic(operation: str, types: str, count: int) -> None:
         "operation": operation,
         "type": types,
     }
-    rest = "{.order}{.scope}{.space}.{operation}.{type}"
-    define_machine("atom", rest, fetch, needs=BASELINE, **words)
-    if operation not in ("exch", "cas"):
-        define_machine("red", rest, update, needs=BASELINE, **words)
+    for order, needs in (("", BASELINE), (".{order}", SM70)):
+        rest = order + "{.scope}{.space}.{operation}.{type}"
+        define_machine("atom", rest, fetch, needs=needs, **words)
+        if operation not in ("exch", "cas"):
+            define_machine("red", rest, update, needs=needs, **words)
 
 
 for _operation, (_types, _count) in _ATOMICS.items():
     _define_atomic(_operation, _types, _count)
 
 define_machine("membar", ".{scope}", (), scope="cta|gl|sys")
-define_machine("fence", "{.order}.{scope}", (), order="sc|acq_rel", scope=_SCOPE)
+define_machine("fence", "{.order}.{scope}", (), needs=SM70, order="sc|acq_rel", scope=_SCOPE)

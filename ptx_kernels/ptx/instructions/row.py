@@ -15,6 +15,8 @@ BASELINE: Version = (
     (7, 0),
     61,
 )
+SM70: Version = ((7, 0), 70)
+SM75: Version = ((7, 0), 75)
 SM80: Version = ((7, 0), 80)
 
 Meaning = Callable[..., np.ndarray]

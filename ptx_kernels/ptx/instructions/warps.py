@@ -6,9 +6,8 @@ Shuffles, votes, matches, reductions, the warp barrier, and matrices.
 from __future__ import annotations
 
 from .machine_row import At, From, Operands, To, Words, define_machine
-from .row import SM80, Version
+from .row import SM70, SM75, SM80
 
-_SM70: Version = ((7, 0), 70)
 _MASK = From("u32")
 
 define_machine(
@@ -38,7 +37,7 @@ define_machine("redux.sync", ".{op}.{type}", _same, needs=SM80, op="add|min|max"
 define_machine(
     "redux.sync", ".{op}.b32", (To("u32"), From("u32"), _MASK), needs=SM80, op="and|or|xor"
 )
-define_machine("match", ".{mode}.sync.{type}", _match, needs=_SM70, mode="any|all", type="b32|b64")
+define_machine("match", ".{mode}.sync.{type}", _match, needs=SM70, mode="any|all", type="b32|b64")
 
 
 # --- matrices: 16 x k times k x 8 ---
@@ -71,17 +70,27 @@ define_machine(
     b="s8|u8",
     c="s32",
 )
-for _type in ("f16", "bf16"):
+for _type, _k, _needs in (("f16", "8", SM75), ("f16", "16", SM80), ("bf16", "8|16", SM80)):
     define_machine(
         "mma.sync.aligned",
         f"{_SHAPE}.{{c}}.{{a}}.{{b}}.f32",
         _products,
-        needs=SM80,
-        k="8|16",
+        needs=_needs,
+        k=_k,
         a=_type,
         b=_type,
         c="f32",
     )
+# 8 rows of A instead of 16
+define_machine(
+    "mma.sync.aligned.m8n8k16",
+    ".row.col.{c}.{a}.{b}.s32",
+    (To("s32", 2), *[From("u32", 1, registers=True)] * 2, From("s32", 2, registers=True)),
+    needs=SM75,
+    a="s8|u8",
+    b="s8|u8",
+    c="s32",
+)
 
 
 def _matrices(words: Words) -> Operands:
@@ -92,7 +101,7 @@ define_machine(
     "ldmatrix.sync.aligned",
     ".m8n8.x{count}{.trans}.{space}.b16",
     _matrices,
-    needs=((6, 5), 75),
+    needs=SM75,
     count="1|2|4",
     trans="trans",
     space="shared|shared::cta",

@@ -92,6 +92,23 @@ def mma(
     return [result[_quarter(i)].reshape(-1) for i in range(4)]
 
 
+@means("mma.sync.aligned.m8n8k16")
+def small_mma(
+    call: Call, a: list[np.ndarray], b: list[np.ndarray], c: list[np.ndarray]
+) -> list[np.ndarray]:
+    """Returns the fragments of c + A B of each warp, of 8 rows and 16 int8 of depth."""
+    _check_whole_warps(call)
+    left, right = (
+        _fragment([np.ascontiguousarray(call.every(v)) for v in each], call.words[type_], 8)
+        for each, type_ in ((a, "a"), (b, "b"))
+    )
+    start = np.empty((call.frame.count // WARP, 8, 8), c[0].dtype)
+    for i, value in enumerate(c):
+        start[:, :, i::2] = call.every(value).reshape(-1, 8, 4)
+    result = _multiply(left, right, start, None)
+    return [result[:, :, i::2].reshape(-1) for i in range(2)]
+
+
 def _quarter(i: int) -> tuple[slice, slice, slice]:
     """Returns the index into (warps, 16, 8) of register i of C and of the result."""
     row = 8 * (i // 2)

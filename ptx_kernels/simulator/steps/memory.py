@@ -44,7 +44,7 @@ def _kind(opcode: str) -> _Kind:
     assert spelled is not None
     words = spelled.words
     type_, space = NAMED_TYPES[words["type"]], space_of(words)
-    strong = any(word in words["order"] for word in _STRONG)
+    strong = any(word in words.get("order", "") for word in _STRONG)
     return _Kind(
         space,
         type_.dtype,

@@ -22,7 +22,8 @@ from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.runner.model import Model
 from jax_q4k.ops import quantize_q8_1
 from jax_q4k.ops.op import Op
-from ptx_kernels import simulator
+from ptx_kernels import simulator, tuning
+from ptx_kernels.ptx import Kernel
 
 from ..golden_files import LLAMA_AND_QWEN, path
 
@@ -73,6 +74,30 @@ def test_golden_models(name: str, prompt: int, monkeypatch: pytest.MonkeyPatch) 
     model = models.from_gguf(path(name))
     golden = np.load(GOLDEN / f"{name}.npz")
     simulated = check_simulated(model, golden["prompt"], monkeypatch, prompt=prompt)
+    assert nmse(simulated, golden["logits_f32"][max(prompt - 1, 0) :][:2]) <= 1e-2
+
+
+@pytest.mark.slow("simulates every launch of a prompt and a step")
+@pytest.mark.parametrize(
+    "name, prompt", [("llama-gqa", 0), ("qwen2-bias", PROMPT), ("qwen3moe", 9)]
+)
+def test_kernels_for_turing(name: str, prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A T4's kernels, which must run on sm_75."""
+    golden, built = np.load(path(name).parent / f"{name}.npz"), []
+    run = simulator.run
+
+    def running(kernel: Kernel, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
+        built.append(kernel.arguments.get("oldest"))
+        return run(kernel, *operands)
+
+    monkeypatch.setattr(simulator, "run", running)
+    jax.clear_caches()  # programs of the same operations may have another device's kernels
+    with tuning.on_device(tuning.target("Tesla T4")):
+        simulated = check_simulated(
+            models.from_gguf(path(name)), golden["prompt"], monkeypatch, prompt=prompt
+        )
+    jax.clear_caches()
+    assert len(built) > 10 and set(built) == {75}
     assert nmse(simulated, golden["logits_f32"][max(prompt - 1, 0) :][:2]) <= 1e-2
 
 

@@ -44,8 +44,16 @@ def test_formats_without_halves():
 def test_devices_with_a_known_rate_of_products(name):
     known = DEVICES.get(name) is not None and DEVICES[name].dot_float_ops is not None
     assert known == (name in ("H100", "H200", "GH200 480GB"))
-    with on_device(target(f"NVIDIA {name}")):
-        assert all(decoded(*shape, 8192) == known for *shape, _ in SHAPES)
+    device = target(f"NVIDIA {name}")
+    with on_device(device):
+        assert all(decoded(*shape, 8192) == (known or device.turing) for *shape, _ in SHAPES)
+
+
+def test_turing_decodes_all_but_few_rows():
+    with on_device(target("Unheard Of", capability=75)):
+        for *shape, _ in SHAPES:
+            assert [decoded(*shape, m) for m in (8, 64, 65, 8192)] == [False, False, True, True]
+        assert not decoded(("Q4_K",), (4092,), 4096, 8192)
 
 
 @pytest.mark.parametrize(
