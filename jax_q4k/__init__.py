@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         CheckpointError,
         CompiledFileError,
         GGUFError,
+        GpuUnavailableWarning,
         NativeUnavailableWarning,
         UnavailableError,
     )
@@ -109,6 +110,7 @@ __all__ = [
     "HEAD_DIMS",
     "LATENT_DIMS",
     "IMPLEMENTATIONS",
+    "GpuUnavailableWarning",
     "NativeUnavailableWarning",
     "PAGE_DTYPES",
     "QuantizedArray",

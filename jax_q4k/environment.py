@@ -87,6 +87,13 @@ def driver_problem() -> str | None:
     return None
 
 
+def gpu_problem() -> str | None:
+    """Returns why JAX's first GPU runs plain JAX instead of PTX kernels; None if it runs them."""
+    from .ops import gpu
+
+    return gpu.problem(gpu.device())
+
+
 def ptxas() -> str:
     """Describes ptxas: its version and path, or why it cannot be used."""
     from ptx_kernels.machine_code.ptxas import ToolNotFoundError, find_tool, tool_version

@@ -56,3 +56,11 @@ class NativeUnavailableWarning(UserWarning):
     The message gives the reason. It is shown once per process, when the first such operation is
     lowered. `jax-q4k doctor` reports details.
     """
+
+
+class GpuUnavailableWarning(UserWarning):
+    """GPU operations run in plain JAX because the PTX kernels do not run on this GPU.
+
+    The message gives the reason. It is shown once per process, when the first such operation is
+    lowered.
+    """

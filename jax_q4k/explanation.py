@@ -19,8 +19,8 @@ from . import native
 from .arrays import QuantizedArray
 from .custom_call import simulate_p
 from .ops.backends import BACKENDS, decide
+from .ops.gpu import device as device_here
 from .ops.op import OPS, Op
-from .ops.op import device as device_here
 from .ops.prefetch import without_prefetch
 from .sharding.gathers import Gather, of_call, recorded
 from .sharding.layout import axes_of
@@ -224,7 +224,7 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
     params = dict(equation.params)
     tree, asked = params.pop("tree"), params.pop("implementation")
     platform = "cuda" if gpu else "cpu"
-    decision = decide(op, asked, platform)
+    decision = decide(op, asked, platform, device_here())
     avals = [v.aval for v in equation.invars]
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     with tuning.recorded() as made:

@@ -109,8 +109,14 @@ def on_checkify(primitive: jax.extend.core.Primitive, rule: Callable[..., Sequen
 
 
 def lower_with_devices(primitive: jax.extend.core.Primitive) -> None:
-    """Makes JAX pass the number of devices to lowering rules, for `partitioned_devices`."""
+    """Makes JAX pass its devices to lowering rules, and lower a program for each set of them."""
     dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def lowering_devices(ctx: mlir.LoweringRuleContext) -> Sequence[jax.Device] | None:
+    """Returns the devices that a program is lowered for; None if JAX does not say."""
+    devices = getattr(ctx.module_context.axis_context, "device_assignment", None)
+    return None if devices is None else tuple(devices)
 
 
 def partitioned_devices(ctx: mlir.LoweringRuleContext) -> int:

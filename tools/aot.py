@@ -21,7 +21,6 @@ from jax.sharding import SingleDeviceSharding
 import jax_q4k
 from jax_q4k.custom_call import TARGET
 from jax_q4k.jax_internals import compile_only_devices
-from ptx_kernels import tuning
 
 from .thunks import CONTAINERS, Array, Thunk, parse_thunks
 
@@ -124,11 +123,9 @@ def compile_program(
     Raises:
       RuntimeError: JAX's CUDA plugin is not installed, or XLA left no dump.
     """
-    gpu = gpus(target)[0]
-    sharding = SingleDeviceSharding(gpu)
+    sharding = SingleDeviceSharding(gpus(target)[0])
     avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
-    with tuning.on_device(tuning.target(gpu.device_kind)):
-        lowered = function.trace(*avals).lower(lowering_platforms=("cuda",))
+    lowered = function.trace(*avals).lower(lowering_platforms=("cuda",))
     with tempfile.TemporaryDirectory() as folder:
         compiled = lowered.compile(compiler_options={**(options or {}), "xla_dump_to": folder})
         sequence = _dump(folder, "thunk_sequence_after_thunk_passes", "thunk_sequence")

@@ -138,19 +138,9 @@ def compile_for(
     avals = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), arguments
     )
-    with _tuned_for(None if described is None else device):
-        lowered = program.trace(*avals).lower(lowering_platforms=(platform,))
+    lowered = program.trace(*avals).lower(lowering_platforms=(platform,))
     _, body = _compiled(lowered, options)
     return Header(name, model, shapes, target, device, _versions(platform)), body
-
-
-def _tuned_for(name: str | None) -> contextlib.AbstractContextManager[None]:
-    """Context in which programs are lowered for a GPU of this name; None means a CPU."""
-    if name is None:
-        return contextlib.nullcontext()
-    from ptx_kernels import tuning  # it imports all kernels
-
-    return tuning.on_device(tuning.target(name))
 
 
 def header(name: str, model: str, shapes: dict[str, Any], device: jax.Device) -> Header:

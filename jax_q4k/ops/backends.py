@@ -11,9 +11,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import jax.extend
 
+from ptx_kernels.devices import Target
+
 from .. import native
 from ..custom_call import KernelCall, launch_ptx, launch_simulated
 from ..errors import UnavailableError
+from . import gpu
 
 
 class Operation(Protocol):
@@ -66,7 +69,7 @@ BACKENDS: dict[str, Backend] = {
 
 #: Platform -> its default implementations, in order of preference; the first available one runs.
 DEFAULTS: dict[str, tuple[str, ...]] = {
-    "cuda": ("ptx",),
+    "cuda": ("ptx", "xla"),
     "cpu": ("native", "xla"),
     "other": ("xla",),
 }
@@ -90,25 +93,36 @@ class Decision(NamedTuple):
 
 def default_implementation(platform: str) -> str:
     """Returns the name of the default implementation on platform `cuda`, `cpu` or `other`."""
-    return next(name for name in DEFAULTS[platform] if not _is_passed_over(name))
+    return _default(platform, gpu.device() if platform == "cuda" else None)
 
 
-def decide(op: Operation, asked: str | None, platform: str) -> Decision:
+def _default(platform: str, target: Target | None) -> str:
+    return next(name for name in DEFAULTS[platform] if not _is_passed_over(name, target))
+
+
+def decide(
+    op: Operation, asked: str | None, platform: str, target: Target | None = None
+) -> Decision:
     """Decides which implementation of `op` runs on a platform.
 
-    asked: name of the implementation that the user selected; None means the platform's default.
+    Args:
+      asked: name of the implementation that the user selected; None means the platform's default.
+      target: GPU of platform `cuda`.
     """
-    name = asked or default_implementation(platform)
+    target = target if platform == "cuda" else None
+    name = asked or _default(platform, target)
     why = "selected by name" if asked else f"the default on {platform}"
-    backend, missing = BACKENDS[name], _missing(name)
+    backend, missing = BACKENDS[name], _missing(name, target)
     error = f"{op.name}: implementation {name!r}"
     if platform not in backend.platforms:
         where = f"it runs on {backend.platforms[0]} only: lowering raises UnavailableError"
         return Decision(name, why, f"{error} {backend.elsewhere}", where)
     if missing is not None:
         return Decision(name, why, f"{error}: {missing}", missing)
-    if asked is None and op.native is not None and name != (first := DEFAULTS[platform][0]):
-        return Decision(name, f"{why}, as {_missing(first)}", passed_over=first)
+    first = DEFAULTS[platform][0]
+    has_first = getattr(op, BACKENDS[first].composition) is not None
+    if asked is None and name != first and has_first:
+        return Decision(name, f"{why}, as {_missing(first, target)}", passed_over=first)
     return Decision(name, why)
 
 
@@ -156,11 +170,17 @@ def of_leaves(
     return flat
 
 
-def _is_passed_over(implementation: str) -> bool:
+def _is_passed_over(implementation: str, target: Target | None) -> bool:
     """Returns whether the default is skipped, as it is unavailable and not in $JAX_Q4K_KERNELS."""
-    return _missing(implementation) is not None and not native.named()
+    forced = implementation == "native" and native.named()
+    return _missing(implementation, target) is not None and not forced
 
 
-def _missing(implementation: str) -> str | None:
-    """Returns why an implementation is unavailable (no native library), None if it is available."""
-    return native.problem() if implementation == "native" and not native.available() else None
+def _missing(implementation: str, target: Target | None) -> str | None:
+    """Returns why an implementation is unavailable; None if it is available.
+
+    That is a missing native library, or a GPU too old for the PTX kernels.
+    """
+    if implementation == "native":
+        return None if native.available() else native.problem()
+    return gpu.problem(target) if implementation == "ptx" and target is not None else None

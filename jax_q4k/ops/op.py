@@ -10,27 +10,26 @@ import jax
 import jax.extend
 from jax.interpreters import batching, mlir
 
-from ptx_kernels.devices import REFERENCE, Target, target
-
 from .. import native
 from ..custom_call import KernelCall, launch_simulated
 from ..errors import UnavailableError
 from ..jax_internals import (
     Primitive,
     lower_with_devices,
+    lowering_devices,
     partitioned_devices,
     run_eagerly,
     varying_as,
 )
 from ..selection import current_selection
 from ..sharding.layout import Layout, Parts, Plan, explicit_mesh, explicit_plan, over_devices
-from . import backends, derivatives, reports
+from . import backends, derivatives, gpu, reports
 from .derivatives import Linear
 from .partition import partitioned
 from .prefetch import with_prefetch, without_prefetch
 from .vmaps import Rule, by_examples
 
-__all__ = ["OPS", "KernelCall", "Op", "device"]
+__all__ = ["OPS", "KernelCall", "Op"]
 
 Params = dict[str, Any]
 #: (op, *operands, **params) -> results.
@@ -96,8 +95,7 @@ class Op:
         self.primitive.def_abstract_eval(self._abstract_eval)
         self.primitive.def_impl(functools.partial(run_eagerly, self.primitive))
         OPS[self.primitive] = self
-        if layout is not None:
-            lower_with_devices(self.primitive)
+        lower_with_devices(self.primitive)
         batching.primitive_batchers[self.primitive] = functools.partial(_mapped, self, vmap)
         derivatives.define(self, reference if derivative == "reference" else derivative)
         reports.define(self, computed, indices)
@@ -164,11 +162,14 @@ class Op:
         implementation: str | None,
         **params: Any,
     ) -> Any:
-        decision = backends.decide(self, implementation, platform)
+        target = gpu.device(lowering_devices(ctx))
+        decision = backends.decide(self, implementation, platform, target)
         if decision.error is not None:
             raise UnavailableError(decision.error)
         if decision.passed_over == "native":
             native.warn_if_unavailable()
+        elif decision.passed_over == "ptx":
+            gpu.warn_of(str(gpu.problem(target)))
         function = self._of_leaves(decision.implementation, tree, params)
         backend = backends.BACKENDS[decision.implementation]
         split = not backend.by_callbacks and partitioned_devices(ctx) > 1
@@ -189,7 +190,7 @@ class Op:
         backends.check_shapes(self, decision.implementation, ctx.avals_in)  # type: ignore[attr-defined]
         from ptx_kernels import tuning  # only for kernel launches: it chooses their Configs
 
-        with tuning.on_device(device()):
+        with tuning.on_device(target):
             return lower(ctx, *leaves)
 
     def _of_leaves(
@@ -242,7 +243,7 @@ def _run(implementation: str, op: Op, *operands: Any, **params: Any) -> Any:
         return composition(*operands, **params)
     from ptx_kernels import tuning
 
-    with tuning.on_device(device()):
+    with tuning.on_device(gpu.device()):
         return composition(*operands, **params)
 
 
@@ -254,24 +255,3 @@ def _results(
     leaves = [jax.ShapeDtypeStruct(*operand) for operand in operands]
     found = shapes_of(*jax.tree.unflatten(tree, leaves), **dict(params))
     return [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(found)]
-
-
-def device() -> Target:
-    """Returns the GPU that programs run on, with what it reports of itself.
-
-    Inside `tuning.on_device`, returns that device. Without a GPU, returns the device that kernels
-    are tuned for. With several, returns the first: a program is lowered once for all of them.
-    """
-    from ptx_kernels import tuning  # it imports all kernels
-
-    if (asked := tuning.device_of_context()) is not None:
-        return asked
-    if jax.default_backend() != "gpu":
-        return target(REFERENCE.name)
-    gpu = jax.devices()[0]
-    capability = str(getattr(gpu, "compute_capability", "")).replace(".", "")
-    return target(
-        gpu.device_kind,
-        getattr(gpu, "core_count", None),
-        int(capability) if capability.isdecimal() else None,
-    )

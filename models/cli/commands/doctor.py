@@ -188,7 +188,8 @@ def _defaults() -> Iterator[tuple[str, str]]:
     else:
         reason = "plain JAX, which is slow"
     yield "default on cpu", f"{on_cpu}: {reason}"
-    yield "default on cuda", f"{jq.default_implementation('cuda')}: generated PTX kernels"
+    reason = jq.environment.gpu_problem() or "generated PTX kernels"
+    yield "default on cuda", f"{jq.default_implementation('cuda')}: {reason}"
 
 
 def _engine_memory(devices: list[Any]) -> str:
