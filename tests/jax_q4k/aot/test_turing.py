@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import pytest
 from support.paths import GOLDEN
 
+import jax_q4k as jq
 from jax_q4k import models
+from ptx_kernels.devices import DEVICES
 from ptx_kernels.machine_code import ptxas
 from tools import aot
+from tools.random_model import LLAMA_3_1_8B, random_model
 
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 
@@ -66,3 +71,28 @@ def test_programs(name: str, program: str, batch: int, time: int, dtype: str) ->
         assert ("decode" in names) == (batch * time > 64)
     else:
         assert "paged_attention" in names
+
+
+@pytest.mark.slow("assembles and simulates every kernel of a step")
+def test_a_step_of_an_8b_model(record_property: Callable[[str, str], None]) -> None:
+    """No kernel spills, and the predicted time is that of the weights' bytes, nearly."""
+    model = random_model(LLAMA_3_1_8B, abstract=True)
+    function, arguments = models.abstract_programs(
+        model, batch=1, capacity=512, cache_dtype=jnp.dtype(jnp.float16)
+    )["decode"]
+    found = jq.explain(function, *arguments, platform="cuda", device="Tesla T4", predict=True)
+    launches = [
+        (call.count, kernel, figures)
+        for call in found.calls
+        for kernel, figures in zip(call.kernels, call.figures, strict=True)
+    ]
+    assert {kernel.arguments["oldest"] for _, kernel, _ in launches} == {75}
+    assert [kernel.name for _, kernel, figures in launches if figures.spill_bytes] == []
+    assert all(figures.seconds is not None for *_, figures in launches)
+    seconds = sum(count * figures.seconds for count, _, figures in launches if figures.seconds)
+    record_property(
+        "figure", f"llama-3.1-8b, predicted for a T4: {1 / seconds:.0f} tokens/s at batch 1"
+    )
+    nbytes = sum(leaf.size for leaf in jax.tree.leaves(arguments[0]) if leaf.dtype == jnp.uint8)
+    device = DEVICES["T4"]
+    assert nbytes / device.datasheet_bandwidth <= seconds <= 1.25 * nbytes / device.bandwidth
