@@ -87,6 +87,7 @@ class CheckpointClass:
       optional: keys that this class may omit and others may not.
       defaults: key of config.json -> its value if omitted.
       renamed: usual key of config.json -> this class's name for it.
+      published: key in its publisher's config.json -> transformers' name for the same key.
       biases: boolean key of config.json -> groups of biases that it enables.
       zero_biases: boolean key of config.json -> groups of biases, or optional vectors by GGUF name,
         that checkpoints lack if it is false. GGUF files hold zeros, as llama.cpp requires.
@@ -132,6 +133,7 @@ class CheckpointClass:
     optional: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    published: Mapping[str, str] = dataclasses.field(default_factory=dict)
     biases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     zero_biases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tensors: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)

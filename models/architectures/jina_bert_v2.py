@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .base import Architecture
+import dataclasses
+
+from .base import Architecture, CheckpointClass, Stored
 from .encoder_tables import (
     BERT_ATTENTION,
     EMBEDDING_NORM,
@@ -21,13 +23,37 @@ _NORMS = optional(
     )
 )
 
+_MLP = (*GATED_BERT_MLP[:2], dataclasses.replace(GATED_BERT_MLP[2], bias="down"))
+
+_JINA_BERT = CheckpointClass(
+    "JinaBertModel",
+    stored=(
+        Stored("mlp.gated_layers", ("ffn_gate", "ffn_up")),
+        Stored("mlp.wo", ("ffn_down",)),
+        Stored("mlp.layernorm", ("layer_output_norm",)),
+    ),
+    tensor_names=((r"^bert\.", ""), (r"^encoder\.layer\.", "model.layers.")),
+    unused=r"embeddings\.(position|token_type)_ids|(pooler|cls)\..*",
+    held=("token_types",),
+    held_biases=("qkv", "attention_output", "down"),
+    required=(),
+    defaults={"max_position_embeddings": 512, "layer_norm_eps": 1e-12},
+    renamed={"rms_norm_eps": "layer_norm_eps"},
+    accepted={"position_embedding_type": ("alibi",), "type_vocab_size": ..., "emb_pooler": ...},
+    implied={"feed_forward_type": lambda _: "geglu"},
+    computed=lambda fields: {
+        "tokenizer.ggml.token_type_count": fields.integer("type_vocab_size", 2, least=0)
+    },
+)
+
 ARCHITECTURE = Architecture(
     "jina-bert-v2",
+    checkpoints=(_JINA_BERT, dataclasses.replace(_JINA_BERT, name="JinaBertForMaskedLM")),
     input=(WORDS, TOKEN_TYPES, EMBEDDING_NORM),
     output=optional((Tensor("cls", "head.output", None, "labels hidden", bias="labels"),)),
     attention=BERT_ATTENTION,
     norms=SUM_NORMS + _NORMS,
-    mlp=GATED_BERT_MLP,
+    mlp=_MLP,
     fused=("ffn_up",),
     biases=("norm",),
     layer_norm=True,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from .base import Architecture, CheckpointClass, Stored
 from .encoder_tables import (
     BERT_ATTENTION,
@@ -11,6 +14,29 @@ from .encoder_tables import (
     TOKEN_TYPES,
     WORDS,
 )
+
+#: Keys of the publisher's config.json that its class defaults to other values than transformers.
+_PUBLISHED = ("rotary_emb_base", "rotary_emb_fraction")
+
+
+def _metadata(fields: Any) -> Mapping[str, Any]:
+    """Returns metadata of a config.json in the form of transformers or of the publisher.
+
+    The publisher's code scales rope beyond `max_trained_positions`, where the context ends here, as
+    in llama.cpp.
+    """
+    found = {"tokenizer.ggml.token_type_count": fields.integer("type_vocab_size", 2, least=0)}
+    if "n_embd" not in fields:
+        return found
+    for key in _PUBLISHED:
+        if key not in fields:
+            fields.fail(key, "is missing")
+    if fields.integer("moe_every_n_layers", 0):
+        problem = "asks for layers with experts (nomic-bert-moe), which are not supported"
+        fields.fail("moe_every_n_layers", problem)
+    trained = fields.integer("max_trained_positions", 2048, least=1)
+    return {**found, "context_length": min(trained, fields.integer("n_positions"))}
+
 
 _NOMIC_BERT = CheckpointClass(
     "NomicBertModel",
@@ -30,10 +56,65 @@ _NOMIC_BERT = CheckpointClass(
     required=(),
     defaults={"rope_theta": 1000.0, "layer_norm_eps": 1e-12},
     renamed={"rms_norm_eps": "layer_norm_eps"},
-    accepted={"type_vocab_size": ...},
-    computed=lambda fields: {
-        "tokenizer.ggml.token_type_count": fields.integer("type_vocab_size", 2, least=0)
+    published={
+        "n_embd": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_layer": "num_hidden_layers",
+        "n_positions": "max_position_embeddings",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "rotary_emb_base": "rope_theta",
     },
+    implied={
+        "activation_function": lambda _: "swiglu",
+        "rotary_emb_fraction": lambda _: 1.0,
+        "rotary_emb_scale_base": lambda _: None,
+    }
+    | dict.fromkeys(
+        (
+            "causal",
+            "mlp_fc1_bias",
+            "mlp_fc2_bias",
+            "parallel_block",
+            "parallel_block_tied_norm",
+            "prenorm",
+            "qkv_proj_bias",
+            "rotary_emb_interleaved",
+            "use_rms_norm",
+        ),
+        lambda _: False,
+    ),
+    accepted=dict.fromkeys(
+        (
+            "dense_seq_output",
+            "expert_choice_router",
+            "ffn_div",
+            "fused_bias_fc",
+            "fused_dropout_add_ln",
+            "max_trained_positions",
+            "moe_every_n_layers",
+            "moe_impl",
+            "moe_normalize_expert_weights",
+            "moe_resid_pdrop",
+            "moe_top_k",
+            "num_shared_experts",
+            "pad_vocab_size_multiple",
+            "reorder_and_upcast_attn",
+            "rotary_scaling_factor",
+            "router_aux_loss_coef",
+            "scale_attn_by_inverse_layer_idx",
+            "summary_activation",
+            "summary_first_dropout",
+            "summary_proj_to_labels",
+            "summary_type",
+            "summary_use_proj",
+            "type_vocab_size",
+            "use_rotary_pos_emb",
+            "use_xentropy",
+        ),
+        ...,
+    ),
+    computed=_metadata,
 )
 
 ARCHITECTURE = Architecture(

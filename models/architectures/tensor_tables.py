@@ -69,7 +69,10 @@ def optional(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 #: Groups of biases that files of any architecture may hold.
-OPTIONAL_BIASES = ("qkv", "attention_output", "mlp", "output", "convolution", "head", "labels")
+OPTIONAL_BIASES = (
+    *("qkv", "attention_output", "mlp", "down", "output"),
+    *("convolution", "head", "labels"),
+)
 
 #: Suffixes of scales that any matrix may have, float32 (1,) or (experts,), as in NVFP4 files: the
 #: factor of its products, and the scale of calibrated activations, which products ignore.

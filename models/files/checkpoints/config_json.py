@@ -195,6 +195,12 @@ def _of_the_decoder(fields: JSONFields, checkpoint: CheckpointClass) -> JSONFiel
     if checkpoint.text_config and not (checkpoint.flat and "text_config" not in fields):
         values, prefix = fields.mapping("text_config"), "text_config."
     said = {k: value for k, value in values.items() if value is not None or k in _NULLABLE}
+    for published, name in checkpoint.published.items():
+        if published in said and name in said and said[name] != said[published]:
+            problem = f"is {said[published]!r:.100}, but {name} is {said[name]!r:.100}"
+            fields.fail(published, problem)
+        if published in said:
+            said[name] = said[published]
     return JSONFields({**checkpoint.defaults, **said}, fields.file, prefix)
 
 

@@ -140,7 +140,13 @@ _ROPE = frozenset(
 
 #: model_type -> classes that use it; the first is the default if `architectures` is missing.
 CLASSES_OF_TYPES: dict[str | None, tuple[str, ...]] = {
-    "bert": ("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
+    "bert": (
+        "BertModel",
+        "BertForMaskedLM",
+        "BertForSequenceClassification",
+        "JinaBertModel",
+        "JinaBertForMaskedLM",
+    ),
     "nomic_bert": ("NomicBertModel",),
     "camembert": ("CamembertModel", "CamembertForMaskedLM"),
     "modernbert": (
@@ -210,6 +216,7 @@ def _named(checkpoint: CheckpointClass) -> Iterator[str]:
         checkpoint.lacking,
         checkpoint.implied,
         checkpoint.accepted,
+        checkpoint.published,
     ):
         yield from mapping
     for renamed in (checkpoint.renamed, checkpoint.keys, checkpoint.optional_keys):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 import shutil
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from safetensors.numpy import save_file
-from support import encoders
+from support import encoder_folders, encoders
 from support.helpers import nmse
 from support.paths import DATA, ROOT
 
@@ -99,6 +100,40 @@ def test_folders_of_transformers(name):
     got = models.embed(given, expected["texts"], pooling="none")
     for vectors, want in zip(got, expected["vectors"], strict=True):
         assert nmse(vectors, np.array(want)) <= 1e-11
+
+
+@pytest.mark.parametrize("kind", encoder_folders.LAYER)
+def test_folders_of_publishers(kind, tmp_path):
+    """Their config.json and names of tensors; a GGUF file made of the folder has equal vectors."""
+    held = encoder_folders.write(tmp_path, kind)
+    given, rows = models.load(tmp_path), [ids_of(29), ids_of(3, 1)]
+    found = models.embed(given, rows, pooling="none")
+    for ids, got in zip(rows, found, strict=True):
+        assert nmse(got, encoders.reference(kind, held, ids)) <= 1e-11
+    models.save_gguf(given, tmp_path / "a.gguf")
+    again = models.load(tmp_path / "a.gguf")
+    assert again.config.context_length == encoders.CONTEXT
+    for got, want in zip(models.embed(again, rows, pooling="none"), found, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "kind, changes, problem",
+    [
+        ("nomic-bert", {"qkv_proj_bias": True}, "qkv_proj_bias: is True, which is not supported"),
+        ("nomic-bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction: is 0.5"),
+        ("nomic-bert", {"rotary_emb_fraction": None}, "rotary_emb_fraction: is missing"),
+        ("nomic-bert", {"hidden_size": 32}, "n_embd: is 64, but hidden_size is 32"),
+        ("nomic-bert", {"moe_every_n_layers": 2}, "moe_every_n_layers: asks for layers with exp"),
+        ("nomic-bert", {"activation_function": "gelu"}, "activation_function: is 'gelu'"),
+        ("jina-bert-v2", {"feed_forward_type": "reglu"}, "feed_forward_type: is 'reglu'"),
+        ("jina-bert-v2", {"position_embedding_type": "absolute"}, "position_embedding_type: is"),
+    ],
+)
+def test_settings_of_publishers_that_are_refused(kind, changes, problem, tmp_path):
+    encoder_folders.write(tmp_path, kind, **changes)
+    with pytest.raises(jq.CheckpointError, match=re.escape(problem)):
+        models.load(tmp_path)
 
 
 def test_dense_layers_of_a_folder(tmp_path):

@@ -1,0 +1,154 @@
+"""Folders of encoders as their publishers lay them out, with the tensors of `encoders`."""
+
+import json
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from . import encoders
+
+#: Kind -> its name in a checkpoint for each GGUF name within a layer.
+LAYER = {
+    "jina-bert-v2": {
+        "attn_q": "attention.self.query",
+        "attn_k": "attention.self.key",
+        "attn_v": "attention.self.value",
+        "attn_output": "attention.output.dense",
+        "attn_output_norm": "attention.output.LayerNorm",
+        "ffn_up": "mlp.gated_layers",
+        "ffn_down": "mlp.wo",
+        "layer_output_norm": "mlp.layernorm",
+    },
+    "nomic-bert": {
+        "attn_qkv": "attn.Wqkv",
+        "attn_output": "attn.out_proj",
+        "attn_output_norm": "norm1",
+        "ffn_up": "mlp.fc11",
+        "ffn_gate": "mlp.fc12",
+        "ffn_down": "mlp.fc2",
+        "layer_output_norm": "norm2",
+    },
+}
+#: Kind -> prefix of a layer's tensors, and name of the embeddings' norm.
+_AROUND = {
+    "jina-bert-v2": ("encoder.layer", "embeddings.LayerNorm"),
+    "nomic-bert": ("encoder.layers", "emb_ln"),
+}
+
+
+def config(kind):
+    """Returns the config.json of the publisher's first model of a kind, with small sizes."""
+    _, vocab = encoders.wordpiece()
+    size = encoders.LAYERS[kind]
+    if kind == "jina-bert-v2":
+        code = "jinaai/jina-bert-implementation"
+        return {
+            "_name_or_path": code,
+            "architectures": ["JinaBertForMaskedLM"],
+            "attention_probs_dropout_prob": 0.0,
+            "attn_implementation": "torch",
+            "auto_map": {
+                "AutoConfig": f"{code}--configuration_bert.JinaBertConfig",
+                "AutoModel": f"{code}--modeling_bert.JinaBertModel",
+                "AutoModelForMaskedLM": f"{code}--modeling_bert.JinaBertForMaskedLM",
+            },
+            "classifier_dropout": None,
+            "emb_pooler": "mean",
+            "feed_forward_type": "geglu",
+            "gradient_checkpointing": False,
+            "hidden_act": "gelu",
+            "hidden_dropout_prob": 0.1,
+            "hidden_size": encoders.HIDDEN,
+            "initializer_range": 0.02,
+            "intermediate_size": encoders.INNER,
+            "layer_norm_eps": encoders.EPS,
+            "max_position_embeddings": encoders.CONTEXT,
+            "model_max_length": encoders.CONTEXT,
+            "model_type": "bert",
+            "num_attention_heads": encoders.HEADS,
+            "num_hidden_layers": size,
+            "pad_token_id": 0,
+            "position_embedding_type": "alibi",
+            "torch_dtype": "float32",
+            "type_vocab_size": 2,
+            "use_cache": True,
+            "vocab_size": vocab,
+        }
+    code = "nomic-ai/nomic-bert-2048"
+    return {
+        "activation_function": "swiglu",
+        "architectures": ["NomicBertModel"],
+        "attn_pdrop": 0.0,
+        "auto_map": {
+            "AutoConfig": f"{code}--configuration_hf_nomic_bert.NomicBertConfig",
+            "AutoModel": f"{code}--modeling_hf_nomic_bert.NomicBertModel",
+        },
+        "bos_token_id": None,
+        "causal": False,
+        "dense_seq_output": True,
+        "embd_pdrop": 0.0,
+        "eos_token_id": None,
+        "fused_bias_fc": True,
+        "fused_dropout_add_ln": True,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": encoders.EPS,
+        "max_trained_positions": encoders.CONTEXT,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "model_type": "nomic_bert",
+        "n_embd": encoders.HIDDEN,
+        "n_head": encoders.HEADS,
+        "n_inner": encoders.INNER,
+        "n_layer": size,
+        "n_positions": 4 * encoders.CONTEXT,
+        "pad_vocab_size_multiple": 64,
+        "parallel_block": False,
+        "parallel_block_tied_norm": False,
+        "prenorm": False,
+        "qkv_proj_bias": False,
+        "reorder_and_upcast_attn": False,
+        "resid_pdrop": 0.0,
+        "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True,
+        "summary_activation": None,
+        "summary_first_dropout": 0.0,
+        "summary_proj_to_labels": True,
+        "summary_type": "cls_index",
+        "summary_use_proj": True,
+        "torch_dtype": "float32",
+        "type_vocab_size": 2,
+        "use_cache": True,
+        "use_flash_attn": True,
+        "use_rms_norm": False,
+        "use_xentropy": True,
+        "vocab_size": vocab,
+    }
+
+
+def write(folder, kind, **changes):
+    """Writes a folder without a tokenizer; changes: of its config.json. Returns `tensors`."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config(kind) | changes))
+    held = encoders.tensors(kind)
+    layers, norm = _AROUND[kind]
+    names = {
+        "token_embd": "embeddings.word_embeddings",
+        "token_types": "embeddings.token_type_embeddings",
+        "token_embd_norm": norm,
+    }
+    stored = {}
+    for name, value in held.items():
+        if name.startswith("blk."):
+            _, layer, short, suffix = name.split(".")
+            where = f"{layers}.{layer}.{LAYER[kind][short]}"
+        else:
+            short, suffix = name.rsplit(".", 1)
+            where = names[short]
+        stored[f"{where}.{suffix}"] = np.ascontiguousarray(value)
+    save_file(stored, folder / "model.safetensors")
+    return held
