@@ -64,7 +64,10 @@ def rotated(get: Fields, layers: int, blocks: int) -> Pattern | None:
 
 def write(config: Any) -> dict[str, Any]:
     """Returns metadata of the patterns that differ from the architecture's; keys have no prefix."""
-    patterns = {WINDOWED: config.windowed_layers, ROTATED: config.rotated_layers}
+    windowed_layers = config.windowed_layers
+    if config.kind.window and not config.window:
+        windowed_layers = (False,) * config.num_layers
+    patterns = {WINDOWED: windowed_layers, ROTATED: config.rotated_layers}
     return {key: np.array(pattern) for key, pattern in patterns.items() if pattern is not None}
 
 
