@@ -278,8 +278,10 @@ class Config:
         windowed_layers = layer_patterns.windowed(get, kind, layers, blocks)
         if window and kind.windowed is None and windowed_layers is None:
             context_length, window = min(context_length, window), 0
-        if kind.window and windowed_layers is not None and not any(windowed_layers):
+        scaled = get
+        if layer_patterns.is_without_windows(get, kind, window, context_length, windowed_layers):
             window, windowed_layers = 0, None
+            scaled = layer_patterns.without_rope_off(get)
         inner = _inner_sizes(get, kind, layers, blocks)
         hidden_size = integer("embedding_length", least=1, most=_MAX_SIZE)
         heads = attention_fields.read(get, kind, hidden_size, layers, blocks)
@@ -296,7 +298,7 @@ class Config:
             **mixer_fields.read(get, kind, layers, blocks, heads["kv_heads"]),
             shared_kv_layers=_shared_kv_layers(get, kind, layers, windowed_layers),
             norm_eps=get.number(_norm_eps(kind), above=0.0, most=1.0),
-            **rope_fields.read(get, kind, context_length),
+            **rope_fields.read(scaled, kind, context_length),
             window=window or None,
             windowed_layers=windowed_layers,
             **_soft_caps(get, kind),
@@ -324,9 +326,6 @@ class Config:
         values |= attention_fields.write(self) | mixer_fields.write(self)
         values |= rope_fields.write(vars(self), self.kind)
         values |= expert_fields.write(self.experts, self.kind)
-        # llama.cpp needs a window in files of architectures with one; a window of 0 gives NaNs.
-        if window := self.window or self.kind.window:
-            values["attention.sliding_window"] = window
         values |= layer_patterns.write(self)
         for name, key in _SOFT_CAPS.items():
             cap = getattr(self, name) or 0.0

@@ -294,7 +294,7 @@ def test_windows(architecture, keys, windows):
 
 @pytest.mark.parametrize("architecture", ["cohere2", "gemma2", "gpt-oss"])
 def test_no_windows_where_architectures_have_them(architecture):
-    """Saved files have a window that no layer uses: with a window of 0 llama.cpp gives NaNs."""
+    """Saved files have the context as window: llama.cpp gives NaNs for 0, and needs windows."""
     keys = {
         "cohere2": {"logit_scale": 0.5, "attention__layer_norm_epsilon": 1e-5},
         "gemma2": {},
@@ -304,9 +304,10 @@ def test_no_windows_where_architectures_have_them(architecture):
     assert config.windows == ()
     assert any(config.rotated_by_layer) == (architecture != "cohere2")
     metadata = config.to_metadata()
-    assert metadata[f"{architecture}.attention.sliding_window"] == config.kind.window > 0
-    pattern = metadata[f"{architecture}.attention.sliding_window_pattern"]
-    assert pattern.dtype == bool and len(pattern) == 12 and not pattern.any()
+    assert metadata[f"{architecture}.attention.sliding_window"] == config.context_length
+    assert f"{architecture}.attention.sliding_window_pattern" not in metadata
+    factor = metadata.get(f"{architecture}.rope.scaling.factor", 1.0)
+    assert factor == (2.0**100 if architecture == "cohere2" else 1.0)
     assert Config.from_metadata(metadata) == config
 
 
