@@ -30,7 +30,7 @@ _FORMATS = (
     "mxfp8-quantized",
     "mixed-precision",
 )
-_BITS = range(1, 9)
+_BITS = range(2, 9)
 
 
 @dataclasses.dataclass(frozen=True)
