@@ -24,7 +24,7 @@ TEXT = CheckpointClass(
         "rope.freq_base_swa": "rope_local_base_freq",  # transformers 4
         "final_logit_softcapping": "final_logit_softcapping",
     },
-    computed=functools.partial(gemma2.score_scale, layers_of_27b=_LAYERS_OF_27B),
+    computed=functools.partial(gemma2.query_factor, layers_of_27b=_LAYERS_OF_27B),
     implied={
         "attn_logit_softcapping": lambda _: None,
     },
@@ -55,7 +55,6 @@ ARCHITECTURE = Architecture(
     final_soft_cap=0.0,
     local_rope_theta=10000.0,
     embedding_scale=lambda config: config.hidden_size**0.5,
-    scales=("attention.scale",),
     attention_scale=functools.partial(gemma2.attention_scale, layers_of_27b=_LAYERS_OF_27B),
     norm_offset=1.0,
 )

@@ -16,7 +16,7 @@ def _metadata(fields: Any) -> Mapping[str, Any]:
     """Returns metadata of a config.json; raises CheckpointError for that of a decoder."""
     if not fields.boolean("use_bidirectional_attention", False):
         fields.fail("use_bidirectional_attention", "is not true, but a decoder has an lm_head")
-    return gemma2.score_scale(fields)
+    return gemma2.query_factor(fields)
 
 
 _TEXT: CheckpointClass = dataclasses.replace(

@@ -18,6 +18,7 @@ from ..architectures.base import (
     CHECKPOINT_INTERLEAVED,
     MAX_LAYERS,
     NO_CAP,
+    QUERY_FACTOR,
     Architecture,
     MixerKind,
 )
@@ -111,6 +112,7 @@ class Config:
     labels: int = 1  # outputs of a classification head
     dense_size: int = 0  # inner size of the dense layers after pooling; 0: none
     checkpoint_interleaved: bool | None = None  # rope in the checkpoint; None: as in its class
+    checkpoint_query_factor: float = 1.0  # of queries, relative to the checkpoint's
 
     def __repr__(self) -> str:
         """Returns one line; `dataclasses.asdict` has all fields."""
@@ -261,7 +263,8 @@ class Config:
             raise GGUFError(file, "file", kind_of_file)
         if not isinstance(name, str) or name not in ARCHITECTURES:
             raise GGUFError(file, "general.architecture", _unsupported(name))
-        get, kind = Fields(metadata, file).under(f"{name}."), ARCHITECTURES[name]
+        own = Fields(metadata, file)
+        get, kind = own.under(f"{name}."), ARCHITECTURES[name]
         metadata_keys.check(get, kind)
         integer = functools.partial(get.integer, repeated=True)
         size = functools.partial(integer, least=1, most=_MAX_SIZE)
@@ -275,6 +278,10 @@ class Config:
         windowed_layers = layer_patterns.windowed(get, kind, layers, blocks)
         if window and kind.windowed is None and windowed_layers is None:
             context_length, window = min(context_length, window), 0
+        scaled = get
+        if layer_patterns.is_without_windows(get, kind, window, context_length, windowed_layers):
+            window, windowed_layers = 0, None
+            scaled = layer_patterns.without_rope_off(get)
         inner = _inner_sizes(get, kind, layers, blocks)
         hidden_size = integer("embedding_length", least=1, most=_MAX_SIZE)
         heads = attention_fields.read(get, kind, hidden_size, layers, blocks)
@@ -291,16 +298,15 @@ class Config:
             **mixer_fields.read(get, kind, layers, blocks, heads["kv_heads"]),
             shared_kv_layers=_shared_kv_layers(get, kind, layers, windowed_layers),
             norm_eps=get.number(_norm_eps(kind), above=0.0, most=1.0),
-            **rope_fields.read(get, kind, context_length),
+            **rope_fields.read(scaled, kind, context_length),
             window=window or None,
             windowed_layers=windowed_layers,
             **_soft_caps(get, kind),
             scales=_scales(get, kind),
-            experts=expert_fields.read(
-                get, Fields(metadata, file), kind, layers, vocab_size, _MAX_SIZE, max(inner)
-            ),
+            experts=expert_fields.read(get, own, kind, layers, vocab_size, _MAX_SIZE, max(inner)),
             **encoder_fields.read(get, kind, metadata, hidden_size),
-            checkpoint_interleaved=Fields(metadata, file).boolean(CHECKPOINT_INTERLEAVED, None),
+            checkpoint_interleaved=own.boolean(CHECKPOINT_INTERLEAVED, None),
+            checkpoint_query_factor=own.number(QUERY_FACTOR, 1.0, above=0.0, most=1e6),
         )
         rotated = layer_patterns.rotated(get, layers, blocks)
         if rotated is None or rotated == config.rotated_by_layer:
@@ -320,8 +326,6 @@ class Config:
         values |= attention_fields.write(self) | mixer_fields.write(self)
         values |= rope_fields.write(vars(self), self.kind)
         values |= expert_fields.write(self.experts, self.kind)
-        if (self.window or 0) != self.kind.window:
-            values["attention.sliding_window"] = self.window or 0
         values |= layer_patterns.write(self)
         for name, key in _SOFT_CAPS.items():
             cap = getattr(self, name) or 0.0
@@ -337,6 +341,8 @@ class Config:
         own = expert_fields.own_keys(self.experts) | encoder_fields.write(self)
         if self.checkpoint_interleaved is not None:
             own[CHECKPOINT_INTERLEAVED] = self.checkpoint_interleaved
+        if self.checkpoint_query_factor != 1:
+            own[QUERY_FACTOR] = self.checkpoint_query_factor
         return {"general.architecture": self.architecture, **prefixed, **own}
 
 

@@ -15,6 +15,9 @@ WINDOWED = "attention.sliding_window_pattern"
 #: Key of this package that overrides `Architecture.rotated`: one boolean per layer.
 ROTATED = "rope.rotated_layers"
 
+#: Factor of linear rope scaling that leaves no rotation in float32.
+NO_ROTATION = 2.0**100
+
 Pattern = tuple[bool, ...]  # one entry per layer
 
 
@@ -28,6 +31,14 @@ def rotated_by_default(kind: Architecture, windowed: Pattern) -> Pattern:
     return tuple(
         kind.rotated is None or kind.rotated(layer, local) for layer, local in enumerate(windowed)
     )
+
+
+def without_rope_off(get: Fields) -> Fields:
+    """Returns metadata without the scaling factor that turns rope off, if it has this factor."""
+    if get.value("rope.scaling.factor", 1.0) != NO_ROTATION:
+        return get
+    values = {key: value for key, value in get.values.items() if key != "rope.scaling.factor"}
+    return Fields(values, get.file, get.prefix)
 
 
 def windowed(get: Fields, kind: Architecture, layers: int, blocks: int) -> Pattern | None:
@@ -63,9 +74,35 @@ def rotated(get: Fields, layers: int, blocks: int) -> Pattern | None:
 
 
 def write(config: Any) -> dict[str, Any]:
-    """Returns metadata of the patterns that differ from the architecture's; keys have no prefix."""
+    """Returns metadata of windows, and of patterns that differ from the architecture's.
+
+    Keys have no prefix. If an architecture with windows has none, llama.cpp gives NaNs for a window
+    of 0, and stops for a pattern without windows. The window is then the context, and if windowed
+    layers rotate, a scaling factor turns their rope off.
+    """
     patterns = {WINDOWED: config.windowed_layers, ROTATED: config.rotated_layers}
-    return {key: np.array(pattern) for key, pattern in patterns.items() if pattern is not None}
+    found: dict[str, Any] = {
+        key: np.array(pattern) for key, pattern in patterns.items() if pattern is not None
+    }
+    if config.window:
+        found["attention.sliding_window"] = config.window
+    elif config.kind.window:
+        found["attention.sliding_window"] = config.context_length
+        if config.kind.rotated is not None:
+            found |= {"rope.scaling.type": "linear", "rope.scaling.factor": NO_ROTATION}
+    return found
+
+
+def is_without_windows(
+    get: Fields, kind: Architecture, window: int, context: int, windowed: Pattern | None
+) -> bool:
+    """Returns whether metadata says, as `write` does, that no layer has a window or its rope."""
+    if not kind.window:
+        return False
+    if windowed is not None and not any(windowed):
+        return True
+    rotates = kind.rotated is not None and get.value("rope.scaling.factor", 1.0) != NO_ROTATION
+    return window == context and not rotates
 
 
 def _is_pattern(value: Any) -> bool:

@@ -165,7 +165,7 @@ class CheckpointSource:
             values += np.float32(self.config.kind.norm_offset)
         values = in_rope_order(values, entry, self.config, self.description.checkpoint)
         if format is None:
-            return values
+            return self._with_query_factor(name, values)
         return QuantizedArray.from_gguf_bytes(values.reshape(-1), format, expected.shape)
 
     @property
@@ -188,7 +188,20 @@ class CheckpointSource:
         """Returns whether a tensor that does not keep its blocks becomes float32."""
         expected = self._expected[name]
         entry = expected.entry
-        return len(expected.shape) == 1 or expected.is_bias or entry.is_norm or entry.exact
+        exact = entry.is_norm or entry.exact or query_factor(entry, self.config) != 1
+        return len(expected.shape) == 1 or expected.is_bias or exact
+
+    def _with_query_factor(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Multiplies a tensor by its `query_factor`; raises CheckpointError for an overflow."""
+        if (factor := query_factor(self._expected[name].entry, self.config)) == 1:
+            return values
+        with np.errstate(over="ignore"):
+            values = values * np.float32(factor)
+        if not np.isfinite(values).all():
+            self._weights.fail(
+                self._locations[name].names[0], "is so large that scaled queries are infinite"
+            )
+        return values
 
     def _formats(self) -> dict[str, str]:
         """Returns GGUF name -> block format, of the weights that keep the checkpoint's blocks.
@@ -199,6 +212,7 @@ class CheckpointSource:
         for name, location in self._locations.items():
             format = tensor_locations.block_format(self._weights, location)
             is_matrix = self._expected[name].suffix is None and self._expected[name].entry.is_matrix
+            is_matrix &= query_factor(self._expected[name].entry, self.config) == 1
             if format is not None and is_matrix and _scale_of(name) not in self._locations:
                 found[name] = format
         return found
@@ -488,6 +502,16 @@ def in_rope_order(
         return rows
     last = None if config.latent is None else config.rope_dim
     return interleaved(rows, getattr(config, entry.rotated), last)
+
+
+def query_factor(entry: Tensor, config: Config) -> float:
+    """Returns the factor of a GGUF tensor relative to the checkpoint's, which scales queries.
+
+    It is that of the norm of queries, or of the matrix and bias of models without the norm.
+    """
+    normalized = any(tensor.gguf == "attn_q_norm" for tensor in config.kind.attention)
+    scaled = entry.gguf == ("attn_q_norm" if normalized else "attn_q")
+    return config.checkpoint_query_factor if scaled else 1.0
 
 
 def interleaved(rows: np.ndarray, heads: int, last: int | None = None) -> np.ndarray:

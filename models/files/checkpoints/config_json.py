@@ -14,8 +14,8 @@ from jax_q4k.gguf import REQUIRED, Fields
 from ...architectures import ARCHITECTURES, layer_types
 from ...architectures.base import (
     CHECKPOINT_INTERLEAVED,
-    GROUP_BEST,
     MAX_LAYERS,
+    QUERY_FACTOR,
     Architecture,
     CheckpointClass,
 )
@@ -123,7 +123,7 @@ def describe(fields: JSONFields) -> Description:
     values |= rope.values
     prefix = f"{architecture.name}."
     metadata = {"general.architecture": architecture.name} | {
-        key if key == GROUP_BEST or key.startswith("tokenizer.") else prefix + key: value
+        key if key.startswith(("jax_q4k.", "tokenizer.")) else prefix + key: value
         for key, value in values.items()
     }
     interleave = checkpoint.interleave_key
@@ -137,6 +137,7 @@ def describe(fields: JSONFields) -> Description:
             "rope.freq_base": "rope_theta",
             "attention.sliding_window": "sliding_window",
             layer_patterns.WINDOWED: "layer_types",
+            QUERY_FACTOR: "query_pre_attn_scalar",
         }
         others |= {**checkpoint.keys, **checkpoint.optional_keys}
         keys = _keys(architecture, checkpoint)
@@ -314,8 +315,8 @@ def _windows(
     has_effect = window is not None and (by_default or window < fields.integer(_CONTEXT))
     if has_effect and any(windowed):
         return {"attention.sliding_window": window, layer_patterns.WINDOWED: np.array(windowed)}
-    # Without the key, files of some architectures have a window.
-    return {"attention.sliding_window": 0} if architecture.window else {}
+    none = np.zeros(len(windowed), bool)  # without a pattern, some architectures have windows
+    return {layer_patterns.WINDOWED: none} if architecture.window else {}
 
 
 def _without_fields(windowed: Callable[[int], bool]) -> Callable[[JSONFields, int], bool]:

@@ -78,8 +78,8 @@ class EightBits(PackedTensor):
 
     def floats(self, weights: Weights, rows: slice) -> np.ndarray:
         """See `PackedTensor.floats`."""
-        scales = weights.raw(f"{self.module}.SCB", rows).astype(np.float32) * _INT8_SCALE
-        return weights.raw(self.name, rows).astype(np.float32) * scales[:, None]
+        largest = weights.raw(f"{self.module}.SCB", rows).astype(np.float32)
+        return weights.raw(self.name, rows).astype(np.float32) * largest[:, None] * _INT8_SCALE
 
 
 def find(weights: Weights, settings: JSONFields) -> Iterator[PackedTensor]:

@@ -6,6 +6,7 @@ Source: compressed-tensors' compressors/ and `dequantize` of quantization/lifecy
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..safetensors import DTYPES, Weights
 from .base import FLOATS, PackedTensor, beside, modules, pieces
 from .fp4 import SCALES, fp4
 from .fp8 import FLOAT8, block_of
-from .integers import affine, consecutive, fields
+from .integers import affine, consecutive, fields, stream
 from .scaled import scaled
 
 _FORMATS = (
@@ -34,16 +35,21 @@ _BITS = range(2, 9)
 
 @dataclasses.dataclass(frozen=True)
 class PackedIntegers(PackedTensor):
-    """A weight as `weight_packed` int32 (n, words), each with 32 // bits columns.
+    """A weight as `weight_packed` int32 (n, words).
 
     `weight_scale` is (n, groups), and `weight_zero_point` int32 (words, groups), if it is stored.
     Stored numbers are 2^(bits - 1) more than the integers and zero points.
+
+    Attributes:
+      is_dense: numbers follow each other bit by bit, as since version 0.18 of compressed-tensors;
+        False: each word has 32 // bits of them.
     """
 
     module: str = ""
     bits: int = 4
     has_zeros: bool = False
     has_order: bool = False
+    is_dense: bool = False
 
     def floats(self, weights: Weights, rows: slice) -> np.ndarray:
         """See `PackedTensor.floats`."""
@@ -55,13 +61,14 @@ class PackedIntegers(PackedTensor):
         scales = np.broadcast_to(scales, (n, scales.shape[1]))[first:last]
         groups = self._groups(weights, scales.shape[1])
         zeros: np.ndarray | int = 1 << self.bits - 1
+        unpack = stream if self.is_dense else fields
         if self.has_zeros:
             packed = weights.raw(f"{self.module}.weight_zero_point")
-            zeros = fields(np.ascontiguousarray(packed.T), self.bits).T[first:last]
+            zeros = unpack(np.ascontiguousarray(packed.T), self.bits).T[first:last]
         out = np.empty((last - first, k), DTYPES[self.dtype])
         for piece in pieces(0, len(words), k):
             of_rows = zeros[piece] if isinstance(zeros, np.ndarray) else zeros
-            values = fields(np.ascontiguousarray(words[piece]), self.bits)[:, :k]
+            values = unpack(np.ascontiguousarray(words[piece]), self.bits)[:, :k]
             out[piece] = affine(values, of_rows, scales[piece], groups)
         return out
 
@@ -91,10 +98,11 @@ def find(weights: Weights, settings: JSONFields) -> Iterator[PackedTensor]:
     if sparsity is not None and (found := sparsity.string("format", "dense")) != "dense":
         sparsity.fail("format", f"is {found!r:.100}, which is not supported")
     bits, blocks = _of_groups(settings)
+    dense_first = _is_dense(settings)
     for module in modules(weights, "weight_packed"):
         packed = weights.expect(f"{module}.weight_packed", ("U8", "I32"))
         if packed.dtype == "I32":
-            yield _integers(weights, module, bits, beside(weights, module))
+            yield _integers(weights, module, bits, dense_first, beside(weights, module))
         else:
             yield _floats(weights, module, beside(weights, module))
     for module in modules(weights, "weight_scale"):
@@ -129,6 +137,17 @@ def _of_groups(settings: JSONFields) -> tuple[frozenset[int], tuple[int, int] | 
     return frozenset(bits), next(iter(sizes), None)
 
 
+def _is_dense(settings: JSONFields) -> bool:
+    """Returns whether the version that wrote the folder packs integers without gaps."""
+    numbers = re.findall(r"\d{1,9}", settings.string("version", "0"))[:2]
+    return tuple(map(int, numbers)) >= (0, 18)
+
+
+def _words(count: int, bits: int, is_dense: bool) -> int:
+    """Returns the number of int32 words that hold `count` integers."""
+    return -(-count * bits // 32) if is_dense else -(-count // (32 // bits))
+
+
 def _floats(weights: Weights, module: str, further: tuple[str, ...]) -> PackedTensor:
     """Describes a weight in NVFP4 or MXFP4, after checking its parts."""
     scale = f"{module}.weight_scale"
@@ -140,11 +159,16 @@ def _floats(weights: Weights, module: str, further: tuple[str, ...]) -> PackedTe
 
 
 def _integers(
-    weights: Weights, module: str, bits: frozenset[int], further: tuple[str, ...]
+    weights: Weights,
+    module: str,
+    bits: frozenset[int],
+    dense_first: bool,
+    further: tuple[str, ...],
 ) -> PackedIntegers:
     """Describes a weight of packed integers, after checking its parts.
 
-    bits: numbers of bits in config.json, of which the shapes select one.
+    bits: numbers of bits in config.json, of which the shapes select one. dense_first: layout that
+    counts if both have the same number of words.
     """
     packed, scale, shape_name, zero, order = (
         f"{module}.weight_{part}" for part in ("packed", "scale", "shape", "zero_point", "g_idx")
@@ -152,11 +176,16 @@ def _integers(
     stored = weights.expect(packed, ("I32",)).shape
     weights.expect(shape_name, ("I64", "I32"), (2,))
     n, k = (int(size) for size in weights.raw(shape_name))
-    fitting = [b for b in sorted(bits) if b in _BITS and stored == (n, -(-k // (32 // b)))]
+    layouts = {
+        b: [dense for dense in (dense_first, not dense_first) if stored == (n, _words(k, b, dense))]
+        for b in sorted(bits & set(_BITS))
+    }
+    fitting = [b for b, found in layouts.items() if found]
     if n < 1 or k < 1 or len(fitting) != 1:
         listed = ", ".join(map(str, sorted(bits)))
         problem = f"has shape {stored}, which does not fit {(n, k)} weights of {listed} bits"
         weights.fail(packed, problem)
+    is_dense = layouts[fitting[0]][0]
     found = weights.expect(scale, FLOATS)
     groups = found.shape[1] if len(found.shape) == 2 else 1
     if found.shape not in ((), (1,), (1, 1), (n, groups)):
@@ -164,10 +193,10 @@ def _integers(
     consecutive(weights, scale, k, groups)
     parts = [packed, scale, shape_name, *further]
     if has_zeros := zero in weights.stored:
-        weights.expect(zero, ("I32",), (-(-n // (32 // fitting[0])), groups))
+        weights.expect(zero, ("I32",), (_words(n, fitting[0], is_dense), groups))
         parts.append(zero)
     if has_order := order in weights.stored:
         weights.expect(order, ("I32", "I64"), (k,))
         parts.append(order)
     of_all = f"{module}.weight", (n, k), found.dtype, tuple(parts), f"int{fitting[0]}", None
-    return PackedIntegers(*of_all, module, fitting[0], has_zeros, has_order)
+    return PackedIntegers(*of_all, module, fitting[0], has_zeros, has_order, is_dense)

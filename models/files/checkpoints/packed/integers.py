@@ -47,11 +47,12 @@ def fields(words: np.ndarray, bits: int) -> np.ndarray:
 def stream(words: np.ndarray, bits: int) -> np.ndarray:
     """Extracts unsigned numbers that follow each other bit by bit, across int32s, the lowest first.
 
-    words: (..., m). Returns uint8 (..., m * 32 // bits).
+    words: (..., m). Returns uint8 (..., m * 32 // bits); left-over bits are dropped.
     """
     if 32 % bits == 0:
         return fields(words, bits)
     each = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")
+    each = each[..., : each.shape[-1] // bits * bits]
     each = each.reshape(*words.shape[:-1], -1, bits)
     return (each << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
 

@@ -257,4 +257,5 @@ def test_defaults_of_classes():
     gemma |= {"num_key_value_heads": 2, "head_dim": 256}
     found = describe(gemma).config
     assert (found.rope_theta, found.local_rope_theta, found.window) == (1e6, 1e4, 4096)
-    assert describe({**gemma, "head_dim": 64}).config.attention_scale == 256**-0.5
+    assert found.checkpoint_query_factor == 1  # 256 is the default of query_pre_attn_scalar
+    assert describe({**gemma, "head_dim": 64}).config.checkpoint_query_factor == (64 / 256) ** 0.5

@@ -104,6 +104,66 @@ def test_saved_files_are_right_for_llama_cpp(tmp_path):
     assert plain.config.experts.groups == 1 and GROUP_BEST not in plain.metadata
 
 
+@pytest.mark.parametrize("name", ["gemma2-null", "gemma3-scalar"])
+def test_other_scales_of_scores_are_part_of_queries(name, tmp_path):
+    """Without keys of this package, which llama.cpp ignores, a saved file is the same model."""
+    with models.CheckpointSource(folder(name, tmp_path)) as source:
+        metadata = {k: v for k, v in source.metadata.items() if not k.startswith("jax_q4k.")}
+        tensors = {key: source.read(key) for key in source.tensors}
+    assert not any("attention.scale" in key for key in metadata)
+    jq.gguf.write(tmp_path / "model.gguf", metadata, tensors)
+    tokens = expected()["tokens"]
+    logits = models.from_gguf(tmp_path / "model.gguf").logits(tokens[None])
+    assert nmse(logits[0], expected()[name]) <= 1e-9
+
+
+def test_scaled_queries_are_float32(tmp_path):
+    path = folder("gemma2-null", tmp_path)
+    stored = load_file(path / "model.safetensors")
+    halves = {key: values.astype(np.float16) for key, values in stored.items()}
+    save_file(halves, path / "model.safetensors")
+    query, key = "blk.0.attn_q.weight", "blk.0.attn_k.weight"
+    with models.CheckpointSource(path) as source:
+        assert (source.types[query], source.types[key]) == ("F32", "F16")
+        found = source.read(query)
+    want = stored["model.layers.0.self_attn.q_proj.weight"] * np.sqrt(np.float64(32 / 50))
+    assert found.dtype == np.float32 and nmse(found, want) <= 1e-14
+    stored["model.layers.1.self_attn.q_proj.weight"][1, 2] = 3e38
+    save_file(stored, path / "model.safetensors")
+    changed = json.loads((path / "config.json").read_text()) | {"query_pre_attn_scalar": 0.5}
+    (path / "config.json").write_text(json.dumps(changed))
+    message = "layers.1.self_attn.q_proj.weight': is so large that scaled queries are infinite"
+    with models.CheckpointSource(path) as source, pytest.raises(jq.CheckpointError, match=message):
+        source.read("blk.1.attn_q.weight")
+    with pytest.raises(jq.CheckpointError, match="query_pre_attn_scalar: must be a number above"):
+        describe("gemma2-null", query_pre_attn_scalar=1e-12)
+
+
+def test_adapters_of_checkpoints_whose_queries_are_scaled(tmp_path):
+    """The reference adds PEFT's products to the checkpoint's own weights."""
+    name, rng = "gemma2-null", np.random.default_rng(3)
+    given, tokens = loaded(name, tmp_path), expected()["tokens"][None]
+    tensors, adapter, pairs = load_file(tmp_path / "model" / "model.safetensors"), {}, {}
+    for module, gguf in (("q_proj", "attn_q"), ("o_proj", "attn_output")):
+        path = f"model.layers.0.self_attn.{module}"
+        n, k = tensors[f"{path}.weight"].shape
+        a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((RANK, k), (n, RANK)))
+        adapter[f"base_model.model.{path}.lora_A.weight"] = a
+        adapter[f"base_model.model.{path}.lora_B.weight"] = b
+        pairs[f"blk.0.{gguf}.weight"] = a, b
+        tensors[f"{path}.weight"] += np.float32(ALPHA / RANK) * (b @ a)
+    merged = checkpoints.write(tmp_path / "merged", CASES[name]["config"], tensors)
+    want = models.from_pretrained(merged).logits(tokens)
+    (tmp_path / "peft").mkdir()
+    (tmp_path / "peft" / "adapter_config.json").write_text(json.dumps(CONFIG))
+    save_file(adapter, tmp_path / "peft" / "adapter_model.safetensors")
+    models.save_gguf(given, tmp_path / "model.gguf")
+    saved = models.from_gguf(tmp_path / "model.gguf")
+    converted = write_gguf(tmp_path / "a.gguf", given, pairs)
+    for base, path in ((given, "peft"), (saved, "peft"), (saved, converted)):
+        assert nmse(models.with_lora(base, tmp_path / path).logits(tokens), want) <= 1e-9
+
+
 def test_yarns_divisors_are_in_metadata_where_llama_cpp_reads_no_tensor(tmp_path):
     for name, in_tensor in (("qwen3-yarn-no-truncate", False), ("llama-yarn-mscale", True)):
         models.save_gguf(loaded(name, tmp_path), tmp_path / "model.gguf")
