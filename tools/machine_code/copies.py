@@ -40,7 +40,7 @@ class _Copy:
 
 
 class Copies:
-    """Copies under way, and the number of groups that each thread has committed."""
+    """Copies in flight, and the number of groups that each thread has committed."""
 
     def __init__(self, machine: Machine, late: bool) -> None:
         self._machine, self._late = machine, late
@@ -59,7 +59,7 @@ class Copies:
         self._committed[self._machine.lanes(self._machine.thread_numbers, mask)] += 1
 
     def wait(self, mask: Mask, allowed: int) -> None:
-        """Waits until each thread has at most `allowed` groups under way."""
+        """Waits until each thread has at most `allowed` groups in flight."""
         waiting = np.zeros(self._committed.size, bool)
         waiting[self._machine.lanes(self._machine.thread_numbers, mask)] = True
         left = []
