@@ -100,7 +100,7 @@ def _first_changes_sign(meaning: Meaning) -> Meaning:
 
 
 def _opposite_sign(meaning: Meaning) -> Meaning:
-    """Reads the first operand with the other signedness, as far as its type allows."""
+    """Reads the first operand with the other signedness; the result keeps its type."""
 
     def changed(first: np.ndarray, *rest: np.ndarray) -> np.ndarray:
         kind = {"u": "i", "i": "u"}[first.dtype.kind] + str(first.dtype.itemsize)
