@@ -13,7 +13,6 @@ import numpy as np
 
 from .code import Instruction, Operand
 from .errors import UnknownInstructionFault
-from .operands import Operands
 from .state import AT_BARRIER, AT_CLUSTER, AT_CONVERGENCE, AT_WARP_SYNC, DONE, Mask, bits_of
 from .table import Step, instruction
 
@@ -270,6 +269,3 @@ def _release_clusters(m: Machine) -> np.ndarray:
     if ready.any():
         m.arrived[:, full] = False
     return ready
-
-
-__all__ = ["CONTROL", "STOP", "ControlStep", "Operands", "release"]

@@ -251,7 +251,7 @@ def _planted(kernel: Kernel, misread: Misread, operands: Any) -> tuple[np.ndarra
     try:
         with np.errstate(all="ignore"):
             return simulator.run(dataclasses.replace(kernel, text=text, lines={}), *operands)
-    except (simulator.SimulationError, TypeError, ValueError, KeyError):
+    except (simulator.SimulationError, TypeError, ValueError, LookupError):
         return None  # the misreading does not fit the operands' types, or addresses go astray
     finally:
         if row is not None:
@@ -314,20 +314,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--mutants", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
-    found, survivors, none = 0, list[Misread](), 0
+    found = survivors = none = 0
     for misread in candidates(arguments.seed):
-        if found + len(survivors) == arguments.mutants:
+        if found + survivors == arguments.mutants:
             break
         by = verdict(misread)
         none += by is None
         found += bool(by)
         if by == "":
-            survivors.append(misread)
+            survivors += 1
+            print(f"survives: {misread}")
         if by:
             print(f"found by {by}: {misread}", file=sys.stderr)
-    total = found + len(survivors)
-    for misread in survivors:
-        print(f"survives: {misread}")
+    total = found + survivors
     print(f"{found} of {total} found: {found / max(1, total):.1%}; {none} more change nothing")
     return 0 if total and found / total >= BAR else 1
 
