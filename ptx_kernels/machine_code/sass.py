@@ -143,10 +143,19 @@ def disassemble_all(cubin: bytes) -> dict[str, tuple[SassInstruction, ...]]:
     Raises:
       ToolNotFoundError: nvdisasm is not installed.
     """
-    tool = find_tool("nvdisasm")
-    listing, _ = disk_cache.cached(tool, "-c", cubin, lambda: (_run_nvdisasm(cubin), b""))
-    _, *parts = re.split(r"^\s*\.section\s+\.text\.(\w+),.*$", listing, flags=re.MULTILINE)
+    _, *parts = re.split(r"^\s*\.section\s+\.text\.(\w+),.*$", listing(cubin), flags=re.MULTILINE)
     return {name: parse(part) for name, part in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def listing(cubin: bytes) -> str:
+    """Returns the output of `nvdisasm -c`.
+
+    Raises:
+      ToolNotFoundError: nvdisasm is not installed.
+    """
+    tool = find_tool("nvdisasm")
+    printed, _ = disk_cache.cached(tool, "-c", cubin, lambda: (_run_nvdisasm(cubin), b""))
+    return printed
 
 
 def _run_nvdisasm(cubin: bytes) -> str:

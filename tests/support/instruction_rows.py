@@ -6,7 +6,8 @@ operands. Operands and results are stored in slots of 8 bytes, whose low bytes h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -61,17 +62,27 @@ def extended(values: np.ndarray, type_: Type) -> np.ndarray:
     return values.view(np.dtype(f"u{held.itemsize}")).astype(np.uint64)
 
 
-def groups(seed: int = 0) -> Iterator[Group]:
+def opcodes(text: str) -> set[str]:
+    """Returns the opcodes of a kernel's text, of rows and of other instructions."""
+    return set(re.findall(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)", text, re.MULTILINE))
+
+
+def groups(
+    seed: int = 0, rows: Iterable[Instruction] = tuple(INSTRUCTIONS.values())
+) -> Iterator[Group]:
+    """Yields the groups of all rows, or of some, by what they need."""
+
     def needs(row: Instruction) -> tuple:
         return row.needs
 
-    for _, same in groupby(sorted(INSTRUCTIONS.values(), key=needs), needs):
-        rows = list(same)
-        for start in range(0, len(rows), MOST_ROWS):
-            yield _group(rows[start : start + MOST_ROWS], np.random.default_rng((seed, start)))
+    for _, same in groupby(sorted(rows, key=needs), needs):
+        alike = list(same)
+        for start in range(0, len(alike), MOST_ROWS):
+            yield group_of(alike[start : start + MOST_ROWS], np.random.default_rng((seed, start)))
 
 
-def _group(rows: list[Instruction], rng: np.random.Generator) -> Group:
+def group_of(rows: list[Instruction], rng: np.random.Generator) -> Group:
+    """Makes the kernel of rows with the same needs, and operands."""
     positions = max(len(r.operands) - r.immediates for r in rows)
     operands = tuple(np.zeros((len(rows), THREADS), np.uint64) for _ in range(positions))
     for i, row in enumerate(rows):
