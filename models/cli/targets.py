@@ -46,7 +46,9 @@ def byte_count(text: str) -> int:
     """Parses a size such as "500M" or "2G" to bytes, like llama-gguf-split."""
     match = re.fullmatch(r"([1-9][0-9]{0,11})([MG]?)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} must be an integer, with or without M or G")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be a positive integer, with or without M or G"
+        )
     return int(match[1]) * {"": 1, "M": 10**6, "G": 10**9}[match[2]]
 
 

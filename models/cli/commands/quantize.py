@@ -118,7 +118,7 @@ def _print_plan(source: Path, options: argparse.Namespace, notes: Console) -> No
     table_console().print(table)
     before, after = _size(source), plan.nbytes
     notes.print(
-        f"[dim]{before:,} -> {after:,} bytes of weights ({after / before:.1%}), "
+        f"[dim]{before:,} bytes of files -> {after:,} bytes of weights, "
         f"{plan.bits_per_weight:.2f} bits per weight; nothing was written[/]",
         soft_wrap=True,
     )

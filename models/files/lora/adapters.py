@@ -227,6 +227,8 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
             ("adapter.type", "lora"),
             ("general.architecture", config.architecture),
         ):
+            if key not in fields.values:
+                fields.fail(key, f"is missing, expected {value!r}")
             if (found := fields.string(key)) != value:
                 fields.fail(key, f"is {found!r:.100}, expected {value!r}")
         for key in fields.values:

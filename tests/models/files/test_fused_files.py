@@ -95,3 +95,23 @@ def test_a_whole_in_a_layer_that_has_some_of_its_parts_is_refused(tmp_path):
     path = written(tmp_path / "extra.gguf", file.metadata, tensors)
     with pytest.raises(jq.GGUFError, match=f"'{names[0]}': is missing"):
         models.from_gguf(path)
+
+
+@pytest.mark.slow("quantizes a model three times", quick=["qwen2-fused"])
+@pytest.mark.parametrize("name", ["qwen2-fused", "phi3"])
+@pytest.mark.filterwarnings("ignore:.*(already quantized|no weights)")
+def test_importance_by_fused_names_and_by_those_of_parts(name):
+    """Importance matrices of llama.cpp name the tensors of the file that they were made from."""
+    model = models.from_gguf(golden_files.path(name))
+    parts = [f"blk.0.attn_{part}.weight" for part in "qkv"]
+    weights = np.random.default_rng(0).random(model.config.hidden_size, np.float32) + 0.01
+
+    def quantized(importance):
+        tensors = models.named_tensors(models.quantize(model, "Q4_0", importance))
+        return [tensors[part].to_gguf_bytes() for part in parts]
+
+    by_parts = quantized(dict.fromkeys(parts, weights))
+    for got, want in zip(quantized({"blk.0.attn_qkv.weight": weights}), by_parts, strict=True):
+        np.testing.assert_array_equal(got, want)
+    for got, plain in zip(by_parts, quantized(None), strict=True):
+        assert not np.array_equal(got, plain)

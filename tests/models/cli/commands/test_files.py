@@ -112,7 +112,7 @@ def test_merge_into_a_checkpoint(run: Any, tmp_path: Path) -> None:
     [
         ((), "no adapter: give --lora FILE"),
         (("--lora", "/no/such"), "/no/such"),
-        (("--lora", FILE), "general.type"),
+        (("--lora", FILE), "general.type: is missing, expected 'adapter'"),
         (("--lora", "ADAPTER=1e9"), "scale=1000000000.0 must be a number from"),
     ],
 )

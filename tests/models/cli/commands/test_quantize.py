@@ -295,7 +295,7 @@ def test_a_model_in_several_files(run, tmp_path):
 def test_a_size_of_parts_that_is_none(size, run, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run("quantize", path("llama-gqa"), tmp_path / "out.gguf", f"--split-max-size={size}")
-    assert f"{size!r} must be an integer, with or without M or G" in capsys.readouterr().err
+    assert f"{size!r} must be a positive integer, with or without M or G" in capsys.readouterr().err
 
 
 def test_types_of_tensors(run, tmp_path):
@@ -320,7 +320,12 @@ def test_a_dry_run_writes_nothing(run, tmp_path, monkeypatch):
     code, out, err = run("quantize", path("llama-gqa"), "--dry-run", "--type", "Q8_0")
     assert code == 0 and not list(tmp_path.iterdir())
     assert re.search(r"Q8_0 +│ +16 │ +[\d,]{7,} │", out)
-    assert re.search(r"bytes of weights \(\d+\.\d%\), 8\.5\d bits per weight; nothing was", err)
+    before = path("llama-gqa").stat().st_size
+    assert re.fullmatch(
+        rf"{before:,} bytes of files -> [\d,]+ bytes of weights, 8\.5\d bits per weight; "
+        r"nothing was written\n",
+        err.splitlines(keepends=True)[-1],
+    )
 
 
 @pytest.mark.parametrize(
