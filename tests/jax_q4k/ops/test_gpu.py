@@ -1,4 +1,4 @@
-"""Which GPU a program's kernels are for, and what a GPU gets that cannot run them."""
+"""The GPU that a program's kernels are for, and plain JAX for one that cannot run them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ needs_plugin = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.
 
 @dataclasses.dataclass
 class Gpu:
-    """What JAX says of a GPU; None: this JAX does not say it."""
+    """A GPU as JAX describes it; None: this JAX does not say."""
 
     device_kind: str
     compute_capability: str | None = None
