@@ -224,10 +224,11 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
     params = dict(equation.params)
     tree, asked = params.pop("tree"), params.pop("implementation")
     platform = "cuda" if gpu else "cpu"
-    decision = decide(op, asked, platform, device_here())
+    device = device_here(clusters=asked.clusters)
+    decision = decide(op, asked.implementation, platform, device)
     avals = [v.aval for v in equation.invars]
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    with tuning.recorded() as made:
+    with tuning.on_device(device), tuning.recorded() as made:
         inner = jax.make_jaxpr(op.inspected(decision.implementation, tree, params))(*shapes)
     operands, params = without_prefetch(avals, tree, params)
     kernels, handlers, xla = [], [], Counter[str]()

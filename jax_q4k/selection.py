@@ -12,6 +12,13 @@ import jax
 from .implementations import ACTIVATIONS, FUSIONS, IMPLEMENTATIONS, Activations, Implementation
 
 
+class Asked(NamedTuple):
+    """Part of a `Selection` that a primitive keeps until it is lowered."""
+
+    implementation: Implementation | None = None
+    clusters: bool = True
+
+
 class Selection(NamedTuple):
     """Arguments of `implementation(...)`; `implementation` None means the platform's default.
 
@@ -25,6 +32,11 @@ class Selection(NamedTuple):
     fused: frozenset[str] | None = None
     prefetch: bool = True
     batch_invariant: bool = False
+    clusters: bool = True
+
+    @property
+    def asked(self) -> Asked:
+        return Asked(self.implementation, self.clusters)
 
     def fuses(self, name: str) -> bool:
         """Returns whether the operation `name` of FUSIONS may be fused."""
@@ -41,6 +53,7 @@ def check_selection(
     activations: str | None = None,
     fused: Collection[str] | Literal[False] | None = None,
     prefetch: bool = True,
+    clusters: bool = True,
 ) -> Selection:
     """Checks the arguments; raises ValueError with the argument's name and its valid values."""
     if implementation is not None and implementation not in IMPLEMENTATIONS:
@@ -52,8 +65,9 @@ def check_selection(
         raise ValueError(
             f"activations={activations!r} must be one of {', '.join(ACTIVATIONS)}, or None"
         )
-    if not isinstance(prefetch, bool):
-        raise ValueError(f"prefetch={prefetch!r} must be True or False")
+    for name, value in (("prefetch", prefetch), ("clusters", clusters)):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}={value!r} must be True or False")
     names: tuple[Any, ...] | None
     if fused is None:
         names = None
@@ -75,6 +89,7 @@ def check_selection(
         cast("Activations | None", activations),
         None if names is None else frozenset(names),
         prefetch,
+        clusters=clusters,
     )
 
 
@@ -85,6 +100,7 @@ def implementation(
     activations: Activations | None = None,
     fused: Collection[str] | Literal[False] | None = None,
     prefetch: bool = True,
+    clusters: bool = True,
 ) -> Iterator[None]:
     """Selects the implementation of every jax_q4k operation traced inside the block.
 
@@ -106,12 +122,14 @@ def implementation(
         faster.
       prefetch: whether kernels prefetch the weights of later ones, which operations receive as
         `prefetch`, on GPUs that support it.
+      clusters: whether kernels may run as thread block clusters, on GPUs that support them. Without
+        clusters, one more launch merges the splits of an attention.
 
     Raises:
       ValueError: an unknown name. A selection that cannot run on the platform raises when it is
         lowered.
     """
-    with selected(check_selection(name, activations, fused, prefetch)):
+    with selected(check_selection(name, activations, fused, prefetch, clusters)):
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -289,12 +289,14 @@ class Target:
       multiprocessors: number of multiprocessors.
       assumed: whether that number is unknown, so that the reference device's is used.
       capability: compute capability that the device reports, 75 for 7.5; None if unknown.
+      clusters_allowed: whether kernels may run as clusters, if the device has them.
     """
 
     name: str
     multiprocessors: int
     assumed: bool = False
     capability: int | None = None
+    clusters_allowed: bool = True
 
     @property
     def sm(self) -> int | None:
@@ -323,6 +325,15 @@ class Target:
     def facts(self) -> Device | None:
         """Specifications of the device's model; None if unknown."""
         return find_device(self.name)
+
+    @property
+    def clusters(self) -> bool:
+        """Whether kernels may run as thread block clusters; False for an unknown device."""
+        return self.clusters_allowed and self.facts is not None and self.facts.clusters
+
+    def without_clusters(self) -> Target:
+        """Returns the same device, whose kernels don't run as clusters."""
+        return replace(self, clusters_allowed=False)
 
     def __str__(self) -> str:
         """Returns text like `108 multiprocessors`; names the reference if its number is assumed."""

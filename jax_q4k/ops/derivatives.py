@@ -160,7 +160,8 @@ def _varied(
 
     def function(*leaves: Any) -> list[Any]:
         varied = dict(zip(varying, leaves, strict=True))
-        with selected(Selection(params["implementation"])):
+        asked = params["implementation"]
+        with selected(Selection(asked.implementation, clusters=asked.clusters)):
             return composed(*(varied.get(i, operand) for i, operand in enumerate(operands)))
 
     return function

@@ -15,7 +15,7 @@ from ptx_kernels.ptx.oldest import LEAST
 from ..errors import GpuUnavailableWarning
 
 
-def device(devices: Sequence[Any] | None = None) -> Target:
+def device(devices: Sequence[Any] | None = None, *, clusters: bool = True) -> Target:
     """Returns the GPU that kernels are chosen for, with what it reports of itself.
 
     Inside `tuning.on_device`, returns that device. Without a GPU, returns the device that kernels
@@ -24,7 +24,13 @@ def device(devices: Sequence[Any] | None = None) -> Target:
     Args:
       devices: those that a program is lowered for; None means the process's. Among several, the
         first of the oldest architecture counts: all run its kernels.
+      clusters: whether kernels may use the GPU's clusters.
     """
+    found = _device(devices)
+    return found if clusters else found.without_clusters()
+
+
+def _device(devices: Sequence[Any] | None) -> Target:
     from ptx_kernels import tuning  # it imports all kernels
 
     if (asked := tuning.device_of_context()) is not None:

@@ -21,7 +21,7 @@ from ..jax_internals import (
     run_eagerly,
     varying_as,
 )
-from ..selection import current_selection
+from ..selection import Asked, current_selection
 from ..sharding.layout import Layout, Parts, Plan, explicit_mesh, explicit_plan, over_devices
 from . import backends, derivatives, gpu, reports
 from .derivatives import Linear
@@ -112,7 +112,7 @@ class Op:
         ignored if operands are on several devices.
         """
         leaves, tree = jax.tree.flatten(operands)
-        asked = current_selection().implementation
+        asked = current_selection().asked
         kind = tree, tuple(sorted(params.items()))
         mesh = None if self.layout is None else explicit_mesh(self.name, leaves)
         if self.layout is not None and mesh is not None:
@@ -159,11 +159,11 @@ class Op:
         ctx: mlir.LoweringRuleContext,
         *leaves: Any,
         tree: Any,
-        implementation: str | None,
+        implementation: Asked,
         **params: Any,
     ) -> Any:
-        target = gpu.device(lowering_devices(ctx))
-        decision = backends.decide(self, implementation, platform, target)
+        target = gpu.device(lowering_devices(ctx), clusters=implementation.clusters)
+        decision = backends.decide(self, implementation.implementation, platform, target)
         if decision.error is not None:
             raise UnavailableError(decision.error)
         if decision.passed_over == "native":
@@ -179,7 +179,11 @@ class Op:
             operands = jax.tree.unflatten(tree, shapes)
             function = partitioned(
                 self.name,
-                self.on_parts(functools.partial(_run, decision.implementation), tree, params),
+                self.on_parts(
+                    functools.partial(_run, decision.implementation, implementation.clusters),
+                    tree,
+                    params,
+                ),
                 self.layout(*operands, **params),
                 operands,
                 self._shapes(*operands, **params),
@@ -236,14 +240,14 @@ def _over_devices(op: Op, kind: Any, mesh: Any, placed: Plan) -> Callable[..., A
     return over_devices(op.name, run, mesh, placed)
 
 
-def _run(implementation: str, op: Op, *operands: Any, **params: Any) -> Any:
+def _run(implementation: str, clusters: bool, op: Op, *operands: Any, **params: Any) -> Any:
     """Runs an operation by an implementation, inside another operation's lowering."""
     composition = backends.composition(op, implementation)
     if backends.BACKENDS[implementation].launch is None:
         return composition(*operands, **params)
     from ptx_kernels import tuning
 
-    with tuning.on_device(gpu.device()):
+    with tuning.on_device(gpu.device(clusters=clusters)):
         return composition(*operands, **params)
 
 

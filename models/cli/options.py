@@ -284,10 +284,16 @@ def add_activations(parser: argparse._ActionsContainer) -> None:
 
 
 def add_implementation(parser: argparse._ActionsContainer) -> None:
-    """Adds --implementation, which selects the kernels."""
+    """Adds --implementation and --no-clusters, which select the kernels."""
     parser.add_argument(
         "--implementation",
         choices=jq.IMPLEMENTATIONS,
         help="ptx: CUDA kernels, the default on GPUs; native: CPU kernels, the default on CPUs if "
         "`jax-q4k doctor` finds them; xla: plain JAX; sim: the CUDA kernels in a simulator",
+    )
+    parser.add_argument(
+        "--no-clusters",
+        dest="clusters",
+        action="store_false",
+        help="CUDA kernels without thread block clusters, for a GPU or driver that fails with them",
     )

@@ -99,9 +99,13 @@ def decide(rule: Rule, *shape: Any, **named: Any) -> Choice:
 def tables_for(device: Target) -> list[tables.Table]:
     """Returns the tables of a device, in the order in which they decide.
 
+    Their Configs may run as clusters, so a device without its clusters has none.
+
     Raises:
       TuningTableError: the user's table is malformed.
     """
+    if not device.clusters_allowed:
+        return []
     path = os.environ.get(VARIABLE)
     known = [*([_user_table(path, file_stamp(path))] if path else []), *tables.packaged()]
     return [table for table in known if table.is_for(device.name, device.multiprocessors)]

@@ -146,6 +146,7 @@ def _in_a_process(
         command += [f"--{option}", ",".join(map(str, getattr(options, name)))]
     command += ["--cache-dtype", options.cache_dtype]
     command += ["--implementation", options.implementation] if options.implementation else []
+    command += [] if options.clusters else ["--no-clusters"]
     command += [] if options.keeps_programs else ["--no-cache"]
     environment = os.environ | {THREADS: str(threads)}
     with (
@@ -169,7 +170,7 @@ def _measured(
     try:
         for test in tests:
             bench.check(model, test)
-        with jq.implementation(options.implementation):
+        with jq.implementation(options.implementation, clusters=options.clusters):
             for test in tests:
                 with _status(test.name, notes):
                     speeds.append(bench.measure(model, test, repetitions, options.cache_dtype))

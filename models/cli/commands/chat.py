@@ -79,7 +79,7 @@ def _chat(options: argparse.Namespace, notes: Console) -> int:
     conversation = models.Conversation(model, options.system, variables=template_variables(options))
     session = Session(conversation, sampling, running, notes)
     session.shows_thoughts = options.show_thinking
-    with jq.implementation(options.implementation):
+    with jq.implementation(options.implementation, clusters=options.clusters):
         return session.run()
 
 

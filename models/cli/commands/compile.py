@@ -40,7 +40,7 @@ def _compile(options: argparse.Namespace, notes: Console) -> None:
     model = load_model(options.model, notes)
     names = "target", "batch", "context", "cache_dtype"
     fields = {name: getattr(options, name) for name in names}
-    with jq.implementation(options.implementation):
+    with jq.implementation(options.implementation, clusters=options.clusters):
         try:
             size = models.compile_step(model, options.output, **fields)
         except ValueError as error:

@@ -60,7 +60,7 @@ def _embed(options: argparse.Namespace, notes: Console) -> None:
     model = load_model(options.model, notes, options.devices)
     with (
         progress("Texts", notes, MofNCompleteColumn()) as report,
-        jq.implementation(options.implementation),
+        jq.implementation(options.implementation, clusters=options.clusters),
     ):
         try:
             vectors = models.embed(

@@ -105,7 +105,7 @@ def _generate(options: argparse.Namespace, notes: Console) -> None:
     if options.chat:
         answers = [_answer(model, *pair) for pair in zip(prompts, samplings, strict=True)]
         samplings = [answer.sampling for answer in answers if answer is not None]
-    with jq.implementation(options.implementation):
+    with jq.implementation(options.implementation, clusters=options.clusters):
         if len(prompts) == 1 and not (options.json or options.jsonl):
             pieces = _pieces(model, prompts[0], samplings[0], settings, notes)
             outputs = [_streamed(options, model, texts[0], pieces, answers[0], notes)]

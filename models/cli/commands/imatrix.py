@@ -96,7 +96,9 @@ def _imatrix(options: argparse.Namespace, notes: Console) -> int | None:
         with (
             interrupts.noticing() as pressed,
             progress("Chunks", notes, MofNCompleteColumn()) as report,
-            jq.implementation(options.implementation, activations=options.activations),
+            jq.implementation(
+                options.implementation, clusters=options.clusters, activations=options.activations
+            ),
         ):
             done, total = _collect(options, model, text, pressed, report, notes)
     except ValueError as error:

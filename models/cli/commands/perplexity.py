@@ -88,7 +88,9 @@ def _perplexity(options: argparse.Namespace, notes: Console) -> None:
     found: Any
     with (
         progress("Windows", notes, MofNCompleteColumn()) as report,
-        jq.implementation(options.implementation, activations=options.activations),
+        jq.implementation(
+            options.implementation, clusters=options.clusters, activations=options.activations
+        ),
     ):
         arguments: dict[str, Any] = {"context": options.context, "progress": report}
         try:

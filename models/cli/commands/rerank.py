@@ -61,7 +61,7 @@ def _rerank(options: argparse.Namespace, notes: Console) -> None:
     model = load_model(options.model, notes, options.devices)
     with (
         progress("Documents", notes, MofNCompleteColumn()) as report,
-        jq.implementation(options.implementation),
+        jq.implementation(options.implementation, clusters=options.clusters),
     ):
         try:
             ranked = models.rerank(

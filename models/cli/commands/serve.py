@@ -137,7 +137,7 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
         model.program_cache = options.programs
         if model.config.kind.bidirectional:
             check_encoder(options)
-            with jq.implementation(options.implementation):
+            with jq.implementation(options.implementation, clusters=options.clusters):
                 return models.EncoderEngine(model, max_context=options.context)
         if template is not None:
             if model.tokenizer is None:
@@ -148,7 +148,7 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
         rank = options.max_adapter_rank
         if rank is None:
             rank = max((one.rank for one in adapters), default=16)
-        with jq.implementation(options.implementation):
+        with jq.implementation(options.implementation, clusters=options.clusters):
             engine = models.Engine(
                 model,
                 max_rows=options.rows,

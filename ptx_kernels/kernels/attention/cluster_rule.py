@@ -38,7 +38,7 @@ def clustered(
       nbytes: bytes of all pages.
     """
     facts = device.facts
-    if config.splits == 1 or facts is None or not facts.clusters:
+    if config.splits == 1 or facts is None or not device.clusters:
         return config
     splits = min(config.splits, MAX_CLUSTER)
     tokens, chosen = capacity / splits, replace(config, splits=splits, cluster=True)

@@ -124,7 +124,7 @@ class Shape:
         """Yields the Configs and, if the device has clusters, variants that split the columns."""
         for config in configs:
             yield config
-            if self.device.facts is None or not self.device.facts.clusters:
+            if not self.device.clusters:
                 continue
             for splits in (2, 4, 8):
                 shared = replace(config, splits=splits)

@@ -305,6 +305,33 @@ def test_kernels_per_layer_of_eight_long_contexts(fused, launches, record_proper
     assert not any(t.name == "merge_attention" for layer in layers for t in layer)
 
 
+@pytest.mark.slow("compiles programs for a GPU", quick=["1-1-6"])
+@pytest.mark.parametrize("batch, prompt, launches", [(1, 1, 6), (32, 1, 8), (1, 64, None)])
+def test_no_kernel_is_a_cluster_if_clusters_are_switched_off(batch, prompt, launches):
+    """Two layers in Llama 3.1 8B's shape; one more launch merges an attention's splits, if it has any."""
+    model = random_model(dataclasses.replace(LLAMA_3_1_8B, num_layers=2), abstract=True)
+    found = {}
+    for clusters in (True, False):
+        with jq.implementation(clusters=clusters):
+            programs = models.abstract_programs(
+                model,
+                batch=batch,
+                prompt_length=prompt,
+                capacity=4096,
+                cache_dtype=jnp.bfloat16,
+            )
+            function, arguments = programs["decode" if launches else "prefill"]
+            found[clusters] = aot.compile_program(
+                function, *arguments, options=models.CUDA_COMPILER_OPTIONS
+            )
+    together = {
+        on: sum("reqnctapercluster" in text for text in p.ptx_texts) for on, p in found.items()
+    }
+    assert together[False] == 0 and (together[True] > 0 or not launches)
+    if launches:
+        assert [len(layer_launches(found[False], i)) for i in range(2)] == [launches] * 2
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_kernels_as_xla_holds_them_assemble(name):
     """ptxas assembles every kernel.
