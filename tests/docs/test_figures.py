@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -18,6 +19,7 @@ from ptx_kernels.devices import REFERENCE
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import PRESETS
 from ptx_kernels.machine_code.accesses import accesses
+from tools import event_model
 from tools.random_model import LLAMA_3_1_8B
 
 statements = Statements()
@@ -173,6 +175,33 @@ def whole_programs():
         rates = one["tokens_per_second"], one["event_tokens_per_second"]
         assert [launches, rate, event_rate] == [f"{x:.0f}" for x in (one["launches"], *rates)]
         assert abs(one["apart"]) < 0.15
+
+
+@says(PREDICTIONS, "## Ranges", "Batch 32 took longer than even the worse end")
+def ranges():
+    found = results("step_ranges")
+    assert found["assumptions"] == [dataclasses.asdict(each) for each in event_model.UNCERTAIN]
+    rows = table(PREDICTIONS, "| program | worse")
+    now, measured = predicted("llama-3.1-8b"), on_gpu("h200")["models"]
+    for (what, *shown), one in zip(rows, found["programs"], strict=True):
+        batch = one["asked"]["batch"]
+        (rate,) = (
+            m["tokens_per_second"]
+            for m in measured
+            if "8B" in m["name"] and "ms" not in m and m["batch"] == batch
+        )
+        base = now[what]["event_tokens_per_second"]
+        assert what == f"batch {batch}"
+        assert shown == [f"{x:.0f}" for x in (one["slow"], base, one["fast"], rate)]
+        assert one["slow"] < base < one["fast"]
+        assert (one["slow"] < rate) == (batch != 32)
+    said = table(PREDICTIONS, "| assumption | worse")
+    units = {"launch": 1e6, "memory_latency": 1e6, "memory_rate": 4.3, "l2_rate": 5.5}
+    units |= {"clock_rate": 1.98, "dot_rate": 700}
+    for (_, slow, fast, reason), each in zip(said, event_model.UNCERTAIN, strict=True):
+        unit = units.get(each.name, 1)
+        assert [slow, fast] == [f"{unit * end:.3g}" for end in (each.slow, each.fast)]
+        assert reason == each.reason
 
 
 @says(PREDICTIONS, "## Long prompts")
