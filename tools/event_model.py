@@ -10,7 +10,9 @@ requests the turn's bytes, computes, waits for the bytes it needs, and computes 
     pipes, L1     one each per multiprocessor: clocks of its busiest unit; wavefronts
     barriers      a block's warps wait for each other if the loop around the turns has one
 
-The constants below are assumptions that are not calibrated on hardware.
+The constants below are assumptions that are not calibrated on hardware. `Assumptions` has those
+that decide how long whole programs take, and `UNCERTAIN` how far each may be off. `FAST` and `SLOW`
+take all of them at their better and at their worse end.
 """
 
 from __future__ import annotations
@@ -41,6 +43,63 @@ PORT_BYTES = 64  # per clock, to a multiprocessor
 ALONE = 2.0  # clocks between two instructions of a warp
 _MOST_BLOCKS = 4  # per multiprocessor; with more, a part represents the device
 _PART = 4
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Properties of a GPU that decide how long programs take.
+
+    Attributes:
+      launch: seconds of a node of a CUDA graph.
+      memory_rate, l2_rate: fractions of the device's `bandwidth` and `l2_bandwidth`.
+      memory_latency: seconds, of idle memory.
+      clock_rate: fraction of the boost clock, for kernels without tensor cores.
+      dp4a_clocks: clocks of integer products, as a multiple of the cost model's.
+      busy: fraction of the clocks in which the limiting pipe or L1 works, in kernels with tensor
+        cores.
+      prefetched: fraction of prefetched bytes that are in L2 when they are read.
+      dot_rate: fraction of `dot_float_ops` at which cuBLAS multiplies.
+    """
+
+    launch: float = LAUNCH
+    memory_rate: float = MEMORY_RATE
+    l2_rate: float = 1.0
+    memory_latency: float = MEMORY_LATENCY
+    clock_rate: float = CLOCK_RATE
+    dp4a_clocks: float = 1.0
+    busy: float = 1.0
+    prefetched: float = 1.0
+    dot_rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class Uncertain:
+    """Better and worse end of a field of `Assumptions`, for an H200, and what they follow from."""
+
+    name: str
+    fast: float
+    slow: float
+    reason: str
+
+
+UNCERTAIN = (
+    Uncertain(
+        "launch", 0.5e-6, 2.0e-6, "empty nodes took 0.5 us; cold code, changed shared memory: more"
+    ),
+    Uncertain("memory_rate", 4.45 / 4.3, 4.1 / 4.3, "large mat-vecs reached 4.28 to 4.33 TB/s"),
+    Uncertain("l2_rate", 1.0, 4.5 / 5.5, "lines in the farther partition may come more slowly"),
+    Uncertain("memory_latency", 0.5e-6, 0.8e-6, "idle memory; memory under load"),
+    Uncertain("clock_rate", 1.0, 1.7 / 1.98, "boost clock; clock under tensor load"),
+    Uncertain("dp4a_clocks", 1.0, 2.0, "64 results per clock, or half of that"),
+    Uncertain("busy", 1.0, 0.4, "profiles: issue slots 27 to 50 % busy, L1 19 to 40 %"),
+    Uncertain("prefetched", 1.0, 0.0, "two products in a row gained 0.5 us, on an H200"),
+    Uncertain(
+        "dot_rate", 766 / 700, 600 / 700, "cuBLAS reached 766 TFLOP/s; less when clocks drop"
+    ),
+)
+BASE = Assumptions()
+FAST = Assumptions(**{each.name: each.fast for each in UNCERTAIN})
+SLOW = Assumptions(**{each.name: each.slow for each in UNCERTAIN})
 
 
 @dataclass(frozen=True)
@@ -124,35 +183,50 @@ class _Warp:
     arrivals: list[float] = field(default_factory=list)  # arrival time of each turn's bytes
 
 
-def seconds(launch: Launch, device: Device) -> float:
-    """Returns a launch's time on a device."""
+def seconds(launch: Launch, device: Device, assumed: Assumptions = BASE) -> float:
+    """Returns a launch's time in seconds on a device."""
     tensor = any(i.category == "mma" for i in launch.code)
-    hertz = (device.tensor_clock_hz if tensor else None) or CLOCK_RATE * device.clock_hz
-    program = _program(launch, device, hertz)
+    hertz = (device.tensor_clock_hz if tensor else None) or assumed.clock_rate * device.clock_hz
+    program = _program(launch, device, assumed)
     multiprocessors = device.multiprocessors
     part = 1 if program.blocks <= _MOST_BLOCKS * multiprocessors else _PART
     run = _Run(
         replace(program, blocks=math.ceil(program.blocks / part)),
         multiprocessors // part,
-        memory=Queue(MEMORY_RATE * device.bandwidth / part, _busy(launch, device)),
-        l2=Queue(device.l2_bandwidth / part),
+        memory=Queue(assumed.memory_rate * device.bandwidth / part, _busy(launch, device, assumed)),
+        l2=Queue(assumed.l2_rate * device.l2_bandwidth / part),
         hertz=hertz,
+        served=hertz * (assumed.busy if tensor else 1.0),
+        latency=assumed.memory_latency,
     )
-    return LAUNCH + run.finish()
+    return assumed.launch + run.finish()
 
 
 class _Run:
-    """One launch; `hertz`: clock of the multiprocessors."""
+    """One launch.
+
+    hertz: clock of the multiprocessors; served: clocks per second in which pipes and L1 work.
+    latency: seconds, of idle memory.
+    """
 
     def __init__(
-        self, program: Program, multiprocessors: int, *, memory: Queue, l2: Queue, hertz: float
+        self,
+        program: Program,
+        multiprocessors: int,
+        *,
+        memory: Queue,
+        l2: Queue,
+        hertz: float,
+        served: float,
+        latency: float,
     ) -> None:
         self._program, self._memory, self._l2, self._hertz = program, memory, l2, hertz
+        self._latency = latency
         self._left = program.blocks
         self._events: list[tuple[float, int, _Warp]] = []
         self._count = 0
         homes = [
-            _Multiprocessor(Queue(PORT_BYTES * hertz), Queue(hertz), Queue(hertz))
+            _Multiprocessor(Queue(PORT_BYTES * hertz), Queue(served), Queue(served))
             for _ in range(min(multiprocessors, program.blocks))
         ]
         for _ in range(program.resident):
@@ -188,7 +262,7 @@ class _Run:
         """Returns the time at which a turn's bytes have arrived."""
         arrival = now
         if turn.memory_bytes:
-            arrival = self._memory.serve(now, turn.memory_bytes) + MEMORY_LATENCY
+            arrival = self._memory.serve(now, turn.memory_bytes) + self._latency
         if passing := turn.l2_bytes + turn.memory_bytes:
             through = max(self._l2.serve(now, passing), warp.block.home.port.serve(now, passing))
             arrival = max(arrival, through + L2_LATENCY)
@@ -250,7 +324,7 @@ class _Run:
             block.waiting = []
 
 
-def _program(launch: Launch, device: Device, hertz: float) -> Program:
+def _program(launch: Launch, device: Device, assumed: Assumptions) -> Program:
     """Converts a launch's counts to the work of one warp."""
     loop, outer = _loop(launch.body)
     turns = max(1, round(loop.turns * outer.turns))
@@ -262,7 +336,7 @@ def _program(launch: Launch, device: Device, hertz: float) -> Program:
     from_memory = _memory_bytes(launch) / warps
     other = max(0.0, launch.l2_bytes / launch.warps - from_memory)
     found, from_memory = ahead_of_time * from_memory, (1 - ahead_of_time) * from_memory
-    staged = bool(launch.prologue.parts and any(_waits(_flat(launch.prologue))))
+    staged = bool(launch.prologue.parts and any(_waits(_flat(launch.prologue), assumed)))
     ahead, copies = _ahead((*outside, *inner))
     issued = sum(turns * n for n, turns in _counted(launch))
     a_wavefront = launch.wavefronts / launch.warps / max(issued, 1)  # for each instruction
@@ -272,7 +346,8 @@ def _program(launch: Launch, device: Device, hertz: float) -> Program:
         units: dict[str, float] = {}
         for each, times in parts:
             for unit, busy in unit_clocks(each, device).items():
-                units[unit] = units.get(unit, 0.0) + times * busy
+                slower = assumed.dp4a_clocks if unit == "multiply" else 1.0
+                units[unit] = units.get(unit, 0.0) + times * slower * busy
         return Turn(
             alone=ALONE * count,
             overlap=ALONE * what.get("overlap", 0.0),
@@ -292,21 +367,21 @@ def _program(launch: Launch, device: Device, hertz: float) -> Program:
         launch.blocks,
         launch.warps,
         launch.resident_blocks,
-        sum(_waits(_flat(launch.prologue))),
+        sum(_waits(_flat(launch.prologue), assumed)),
         launch.early_bytes > 0,
         made(prologue, l2=other if staged else 0.0),
         made(code, memory=from_memory / turns, l2=l2_turns, overlap=overlap, barrier=barrier),
         turns,
         made([(once, 1.0)]),
         CLUSTER_BARRIER * sum(i.name == CLUSTER_WAIT for i in once)
-        + sum(_waits(tuple(i for i in once if not i.name.startswith("LDG")))),
+        + sum(_waits(tuple(i for i in once if not i.name.startswith("LDG")), assumed)),
     )
 
 
-def _busy(launch: Launch, device: Device) -> float:
+def _busy(launch: Launch, device: Device, assumed: Assumptions) -> float:
     """Returns the seconds from the launch on for which memory delivers earlier prefetches."""
     asked = launch.coming_bytes + launch.queued_bytes
-    return max(0.0, asked / (MEMORY_RATE * device.bandwidth) - LAUNCH)
+    return max(0.0, asked / (assumed.memory_rate * device.bandwidth) - assumed.launch)
 
 
 def _loop(body: Section) -> tuple[Section, Section]:
@@ -337,7 +412,7 @@ def _memory_bytes(launch: Launch) -> float:
     return min(launch.nbytes, launch.blocks * launch.memory_bytes)
 
 
-def _waits(code: tuple[SassInstruction, ...]) -> list[float]:
+def _waits(code: tuple[SassInstruction, ...], assumed: Assumptions) -> list[float]:
     """Returns the seconds of each wait for a load, in order.
 
     A use ends all waits started before.
@@ -348,7 +423,7 @@ def _waits(code: tuple[SassInstruction, ...]) -> list[float]:
             waits.append(max(under_way[r] for r in hit))
             under_way.clear()
         if i.category.startswith("load global"):
-            latency = MEMORY_LATENCY if ".CONSTANT" in i.opcode else L2_LATENCY
+            latency = assumed.memory_latency if ".CONSTANT" in i.opcode else L2_LATENCY
             latency = PEER_LATENCY if i.name == "LD" else latency
             under_way.update((r, latency) for r in filled(i))
     return waits

@@ -6,6 +6,8 @@ python -m tools.launches [MODEL.gguf | --shape llama-3.1-8b] [--batch N] [--list
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,6 +18,8 @@ import jax.numpy as jnp
 
 from jax_q4k import float_types, models
 from jax_q4k.models.runner.engine_state import EngineState
+from ptx_kernels.devices import REFERENCE
+from ptx_kernels.machine_code.ptxas import assemble, shared_split
 
 from . import aot
 from .random_model import (
@@ -62,6 +66,22 @@ def _has_pages(x: Any) -> bool:
     return isinstance(x, models.PagedCache | EngineState)
 
 
+def shared_splits(program: aot.Program) -> list[int]:
+    """Returns the bytes of a multiprocessor's shared memory during each of our launches, in order.
+
+    Raises:
+      ToolNotFoundError: ptxas is not installed.
+    """
+    return [
+        shared_split(
+            assemble(program.ptx_text(t), REFERENCE.arch),
+            math.prod(t.block or ()),
+            t.shared_bytes or 0,
+        )
+        for t in program.ptx_launches
+    ]
+
+
 def describe(name: str, program: aot.Program, pages: Array, num_layers: int) -> str:
     """Formats a few lines about one program."""
     ours = {id(t) for t in program.ptx_launches}
@@ -71,6 +91,8 @@ def describe(name: str, program: aot.Program, pages: Array, num_layers: int) -> 
     in_graphs = [t for t in program.loops if t.is_in("kCommandBuffer")]
     copies = [t for t in program.launches if t.kind == "kCopy"]
     families = Counter(t.name for t in program.ptx_launches)
+    splits = shared_splits(program)
+    changes = sum(one != other for one, other in itertools.pairwise(splits))
     return "\n".join(
         [
             f"{name}: {len(program.launches)} launches, {len(ours)} of them ours, "
@@ -81,6 +103,9 @@ def describe(name: str, program: aot.Program, pages: Array, num_layers: int) -> 
                 f"{total} launches, {mine} ours ({count} layers)"
                 for (total, mine), count in per_layer.items()
             ),
+            "  shared memory of a multiprocessor: "
+            + ", ".join(f"{size >> 10} KB ({n})" for size, n in sorted(Counter(splits).items()))
+            + f"; {changes} changes",
             f"  loops: {len(program.loops)}, in a CUDA graph: {len(in_graphs)};"
             f" copies: {len(copies)}; of KV page arrays {pages}: {len(program.rewrites(pages))}",
         ]

@@ -49,11 +49,11 @@ class _Asked:
 class Prefetched:
     """Prefetches that have not been read, along a program's launches.
 
-    rate: bytes/s of the memory.
+    rate: bytes/s of the memory; kept: fraction of the bytes that L2 still holds when they are read.
     """
 
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
+    def __init__(self, rate: float, kept: float = 1.0) -> None:
+        self._rate, self._kept = rate, kept
         self._asked: list[_Asked] = []
 
     def begin(self, kernel: Kernel) -> Found:
@@ -80,4 +80,4 @@ class Prefetched:
         """Adds the prefetches at a launch's end."""
         if kernel.ahead_bytes:
             wanted = kernel.arguments["prefetch"]
-            self._asked.append(_Asked(wanted, float(kernel.ahead_bytes)))
+            self._asked.append(_Asked(wanted, self._kept * kernel.ahead_bytes))

@@ -8,6 +8,7 @@ both: a launch, a wait, and the larger of their bytes' time and, for products, t
 multiply-adds. float32 products run at the rate of the multiprocessors' lanes. float16 products,
 which are cuBLAS's, run at `dot_float_ops` of the device, 700 TFLOP/s
 (`ptx_kernels.kernels.gemm.dot_seconds`), which is a prediction, too.
+`tools.step_ranges` shows how uncertain these times are.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ptx_kernels.machine_code.work import traffic
 from ptx_kernels.ptx import Kernel
 
 from . import aot, event_model
+from .event_model import BASE, Assumptions
 from .prefetched import Found, Prefetched
 from .program_kernels import (
     BATCHES,
@@ -107,7 +109,7 @@ def step_time(asked: Asked) -> StepTime:
     """Predicts one program: its launches in order, with the bytes that earlier ones prefetched."""
     found = program_kernels(asked)
     by_cost = Prefetched(REFERENCE.bandwidth)
-    by_events = Prefetched(event_model.MEMORY_RATE * REFERENCE.bandwidth)
+    by_events = _account(BASE)
     kernels: dict[Kernel, list[tuple[int, str, float, float]]] = defaultdict(list)
     of_xla, xla = iter(xla_launches(found)), 0.0
     for launch, times in found.sequence:
@@ -118,7 +120,7 @@ def step_time(asked: Asked) -> StepTime:
             xla += times * seconds
             continue
         _, bound, seconds = _in_turn(by_cost, launch, _by_cost)
-        event_seconds = _in_turn(by_events, launch, _by_events)[2]
+        event_seconds = _in_turn(by_events, launch, _ByEvents(BASE))[2]
         kernels[launch].append((times, bound, seconds, event_seconds))
     rows = tuple(_kernel_time(kernel, runs) for kernel, runs in kernels.items())
     seconds = xla + sum(k.count * k.seconds for k in rows)
@@ -136,6 +138,23 @@ def step_time(asked: Asked) -> StepTime:
         asked.tokens / event_seconds,
         tuple(row for row in rows if row.count),
     )
+
+
+def assumed_seconds(found: ProgramKernels, assumed: Assumptions) -> float:
+    """Predicts a program's seconds by the event model under other assumptions."""
+    account, of_xla, total = _account(assumed), iter(xla_launches(found, assumed)), 0.0
+    for launch, times in found.sequence:
+        if isinstance(launch, Kernel):
+            seconds = _in_turn(account, launch, _ByEvents(assumed))[2]
+        else:
+            seconds = next(of_xla)
+            account.pass_time(seconds)
+        total += times * seconds
+    return total
+
+
+def _account(assumed: Assumptions) -> Prefetched:
+    return Prefetched(assumed.memory_rate * REFERENCE.bandwidth, assumed.prefetched)
 
 
 def _kernel_time(kernel: Kernel, runs: list[tuple[int, str, float, float]]) -> KernelTime:
@@ -167,8 +186,12 @@ def _by_cost(asked: Launch) -> tuple[str, float]:
     return predicted.bound, predicted.seconds
 
 
-def _by_events(asked: Launch) -> tuple[str, float]:
-    return "", event_model.seconds(asked, REFERENCE)
+@dataclass(frozen=True)
+class _ByEvents:
+    assumed: Assumptions
+
+    def __call__(self, asked: Launch) -> tuple[str, float]:
+        return "", event_model.seconds(asked, REFERENCE, self.assumed)
 
 
 @functools.lru_cache(maxsize=8192)
@@ -186,7 +209,7 @@ def _launch(kernel: Kernel) -> Launch | None:
     return report.launch(kernel, report.code(kernel, REFERENCE.arch))
 
 
-def xla_launches(found: ProgramKernels) -> list[float]:
+def xla_launches(found: ProgramKernels, assumed: Assumptions = BASE) -> list[float]:
     """Returns the seconds of each of XLA's launches, in order.
 
     They follow from bytes of operands and results, and multiply-adds of products.
@@ -207,8 +230,9 @@ def xla_launches(found: ProgramKernels) -> list[float]:
             adds = products[called[1]] if called else 0
             busy = max(nbytes / REFERENCE.bandwidth, 2 * adds / _FLOAT_RATE)
             if (launch.instruction.target or "").startswith(_CUBLAS):
-                busy = max(busy, _cublas_seconds(launch.instruction, line, instructions))
-        seconds.append(LAUNCH + MEMORY_LATENCY + busy)
+                product = _cublas_seconds(launch.instruction, line, instructions)
+                busy = max(busy, product / assumed.dot_rate)
+        seconds.append(assumed.launch + MEMORY_LATENCY + busy)
     return seconds
 
 

@@ -47,6 +47,8 @@ class Accesses:
       memory_loads: bytes that the thread block's lanes load from HBM, counted per lane.
       memory_distinct: like `memory_loads`, without bytes that another lane of the warp loads at the
         same time.
+      sector_requests: sectors of HBM that the loads of warps ask L1 for, each once per load.
+      warp_sectors: like `sector_requests`, each once per warp.
     """
 
     wavefronts: float
@@ -56,6 +58,16 @@ class Accesses:
     memory_bytes: float
     memory_loads: float
     memory_distinct: float
+    sector_requests: float
+    warp_sectors: float
+
+    @property
+    def sector_excess(self) -> float:
+        """Ratio of requested sectors to a warp's distinct ones.
+
+        At 1, no load leaves part of a sector to a later one, which finds it in L1 if L1 keeps it.
+        """
+        return self.sector_requests / self.warp_sectors if self.warp_sectors else 1.0
 
     @property
     def distinct(self) -> float:
@@ -112,6 +124,7 @@ class _Counted(Traffic):
     distinct: int = 0
     sectors: list[np.ndarray] = field(default_factory=list)
     memory_sectors: list[np.ndarray] = field(default_factory=list)
+    requests: list[np.ndarray] = field(default_factory=list)
 
     def count_shared(self, at: Located) -> None:
         super().count_shared(at)
@@ -122,9 +135,8 @@ class _Counted(Traffic):
         copied = at.instruction.opcode.startswith("cp.async")  # bypasses L1, into shared memory
         self.wavefronts += 0 if copied else wavefronts(at)[0]
         blocks = at.frame.of_lanes(at.frame.layout.block_of_lane)
-        sectors = np.unique(
-            blocks << _SHIFT | (at.items * at.width + at.origin % (1 << _SHIFT)) // _SECTOR
-        )
+        sector = (at.items * at.width + at.origin % (1 << _SHIFT)) // _SECTOR
+        sectors = np.unique(blocks << _SHIFT | sector)
         self.sectors.append(sectors)
         if any(buffer.base == at.origin for buffer in self.memory):
             self.memory_sectors.append(sectors)
@@ -132,6 +144,7 @@ class _Counted(Traffic):
                 warps = at.frame.all_lanes // WARP
                 self.loads += at.items.size * at.width
                 self.distinct += np.unique(warps << _SHIFT | at.items).size * at.width
+                self.requests.append(np.unique(warps << _SHIFT | sector))
 
 
 def _run(kernel: Kernel) -> Accesses:
@@ -163,6 +176,8 @@ def _run(kernel: Kernel) -> Accesses:
         _SECTOR * _distinct(found.memory_sectors),
         found.loads,
         found.distinct,
+        sum(each.size for each in found.requests),
+        _distinct(found.requests),
     )
     return Accesses(*(each / (count * together) for each in counts))
 

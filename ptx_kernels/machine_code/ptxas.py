@@ -223,23 +223,33 @@ class Multiprocessor:
     They are from the CUDA programming guide, specifications per compute capability.
 
     Attributes:
+      shared_splits: sizes in bytes that shared memory can have, ascending; the rest is L1's.
       reserved_bytes: shared memory that the system takes of each block, since sm_80.
     """
 
     warps: int
     blocks: int
-    shared_bytes: int
+    shared_splits: tuple[int, ...]
     registers: int = 65536
     reserved_bytes: int = 1024
 
+    @property
+    def shared_bytes(self) -> int:
+        return self.shared_splits[-1]
+
+
+_SPLITS = tuple(kib << 10 for kib in (0, 8, 16, 32, 64, 100, 132, 164, 196, 228))
+
 
 MULTIPROCESSORS = {
-    "sm_75": Multiprocessor(warps=32, blocks=16, shared_bytes=64 << 10, reserved_bytes=0),
-    "sm_80": Multiprocessor(warps=64, blocks=32, shared_bytes=164 << 10),
-    "sm_89": Multiprocessor(warps=48, blocks=24, shared_bytes=100 << 10),
-    "sm_90": Multiprocessor(warps=64, blocks=32, shared_bytes=228 << 10),
-    "sm_100": Multiprocessor(warps=64, blocks=32, shared_bytes=228 << 10),
-    "sm_120": Multiprocessor(warps=48, blocks=24, shared_bytes=100 << 10),
+    "sm_75": Multiprocessor(
+        warps=32, blocks=16, shared_splits=(32 << 10, 64 << 10), reserved_bytes=0
+    ),
+    "sm_80": Multiprocessor(warps=64, blocks=32, shared_splits=_SPLITS[:8]),
+    "sm_89": Multiprocessor(warps=48, blocks=24, shared_splits=_SPLITS[:6]),
+    "sm_90": Multiprocessor(warps=64, blocks=32, shared_splits=_SPLITS),
+    "sm_100": Multiprocessor(warps=64, blocks=32, shared_splits=_SPLITS),
+    "sm_120": Multiprocessor(warps=48, blocks=24, shared_splits=_SPLITS[:6]),
 }
 
 _REGISTER_GRANULE = 256  # registers are allocated to a warp in multiples of this
@@ -269,8 +279,7 @@ def occupancy(assembly: Assembly, threads: int, dynamic_shared_bytes: int = 0) -
     limits = MULTIPROCESSORS[assembly.arch]
     warps = -(-threads // 32)
     per_warp = -(-assembly.registers * 32 // _REGISTER_GRANULE) * _REGISTER_GRANULE
-    shared = assembly.shared_bytes + dynamic_shared_bytes + limits.reserved_bytes
-    shared = -(-shared // _SHARED_GRANULE) * _SHARED_GRANULE
+    shared = _shared_of_block(assembly, dynamic_shared_bytes)
     # each of the four partitions has a quarter of the registers, so only multiples of four warps
     # help
     fits = {
@@ -282,3 +291,23 @@ def occupancy(assembly: Assembly, threads: int, dynamic_shared_bytes: int = 0) -
     limit = min(fits, key=lambda name: fits[name])
     blocks = fits[limit]
     return Occupancy(blocks, blocks * warps, blocks * warps / limits.warps, limit)
+
+
+def shared_split(assembly: Assembly, threads: int, dynamic_shared_bytes: int = 0) -> int:
+    """Returns the least size of shared memory, in bytes, for all thread blocks that fit at once.
+
+    The driver is assumed to choose it before a launch. Consecutive kernels with different sizes
+    make a multiprocessor finish its work first.
+
+    Raises: see `occupancy`.
+    """
+    blocks = occupancy(assembly, threads, dynamic_shared_bytes).blocks
+    needed = blocks * _shared_of_block(assembly, dynamic_shared_bytes)
+    return next(size for size in MULTIPROCESSORS[assembly.arch].shared_splits if size >= needed)
+
+
+def _shared_of_block(assembly: Assembly, dynamic_shared_bytes: int) -> int:
+    """Returns the bytes of shared memory that a thread block occupies."""
+    shared = assembly.shared_bytes + dynamic_shared_bytes
+    shared += MULTIPROCESSORS[assembly.arch].reserved_bytes
+    return -(-shared // _SHARED_GRANULE) * _SHARED_GRANULE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -14,6 +15,11 @@ import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files.quantizing import recipes
+from ptx_kernels.devices import REFERENCE
+from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.matvec import PRESETS
+from ptx_kernels.machine_code.accesses import accesses
+from tools import event_model
 from tools.random_model import LLAMA_3_1_8B
 
 statements = Statements()
@@ -171,6 +177,33 @@ def whole_programs():
         assert abs(one["apart"]) < 0.15
 
 
+@says(PREDICTIONS, "## Ranges", "Batch 32 took longer than even the worse end")
+def ranges():
+    found = results("step_ranges")
+    assert found["assumptions"] == [dataclasses.asdict(each) for each in event_model.UNCERTAIN]
+    rows = table(PREDICTIONS, "| program | worse")
+    now, measured = predicted("llama-3.1-8b"), on_gpu("h200")["models"]
+    for (what, *shown), one in zip(rows, found["programs"], strict=True):
+        batch = one["asked"]["batch"]
+        (rate,) = (
+            m["tokens_per_second"]
+            for m in measured
+            if "8B" in m["name"] and "ms" not in m and m["batch"] == batch
+        )
+        base = now[what]["event_tokens_per_second"]
+        assert what == f"batch {batch}"
+        assert shown == [f"{x:.0f}" for x in (one["slow"], base, one["fast"], rate)]
+        assert one["slow"] < base < one["fast"]
+        assert (one["slow"] < rate) == (batch != 32)
+    said = table(PREDICTIONS, "| assumption | worse")
+    units = {"launch": 1e6, "memory_latency": 1e6, "memory_rate": 4.3, "l2_rate": 5.5}
+    units |= {"clock_rate": 1.98, "dot_rate": 700}
+    for (_, slow, fast, reason), each in zip(said, event_model.UNCERTAIN, strict=True):
+        unit = units.get(each.name, 1)
+        assert [slow, fast] == [f"{unit * end:.3g}" for end in (each.slow, each.fast)]
+        assert reason == each.reason
+
+
 @says(PREDICTIONS, "## Long prompts")
 def long_prompts():
     now = predicted("llama-3.1-8b")
@@ -317,6 +350,22 @@ def measured_kernels():
     late = sorted(k["seconds"] / k["predicted"] for k in found[1].values())
     assert (len(late), f"{late[len(late) // 2]:.1f}") == (117, "1.1")
     assert sum(abs(ratio - 1) < 0.25 for ratio in late) == 85
+
+
+@says(
+    "docs/cost-model.md",
+    "2.0 times as many sectors as there are",
+    "would otherwise take 24.0 us for L2 alone, and [took 19.9 us]",
+)
+def half_sectors():
+    measured = {k["name"]: k for k in on_gpu("h200")["kernels"]}["gated_matvec Q4_K 14336x4096"]
+    config = PRESETS["batched"]
+    assert f"lanes={config.lanes}," in measured["config"]
+    kernel = KERNELS["matvec"](format="Q4_K", n=64, columns=4096, m=1, config=config)
+    excess = accesses(kernel).sector_excess
+    through_l2 = excess * measured["bytes"] / REFERENCE.l2_bandwidth
+    shown = f"{excess:.1f} {1e6 * through_l2:.1f} {1e6 * measured['seconds']:.1f}"
+    assert shown == "2.0 24.0 19.9"
 
 
 @says("docs/kernel-tables.md", "took from 0.4 to 1.9 times as long as predicted")

@@ -11,7 +11,16 @@ from ptx_kernels.machine_code.model import Launch
 from ptx_kernels.machine_code.sass import SassInstruction
 from ptx_kernels.machine_code.timeline import Section
 from tools import event_model
-from tools.event_model import LAUNCH, MEMORY_LATENCY, Queue, seconds
+from tools.event_model import (
+    BASE,
+    FAST,
+    LAUNCH,
+    MEMORY_LATENCY,
+    SLOW,
+    UNCERTAIN,
+    Queue,
+    seconds,
+)
 
 # a clock cycle takes a nanosecond, in which memory delivers 1000 bytes
 DEVICE = dataclasses.replace(
@@ -104,3 +113,44 @@ def test_blocks_follow_each_other():
     """Three blocks per multiprocessor, which holds one at a time."""
     one, three = (seconds(launch(blocks=n, nbytes=1000 * n), DEVICE) for n in (100, 300))
     assert three - LAUNCH == pytest.approx(3 * (one - LAUNCH), rel=0.02)
+
+
+def test_each_assumption_lies_between_its_ends():
+    """A launch is at its fastest with the better end and at its slowest with the worse one."""
+    for each in UNCERTAIN:
+        low, high = sorted((each.fast, each.slow))
+        assert low <= getattr(BASE, each.name) <= high and low < high, each.name
+    fast, base, slow = (seconds(launch(), DEVICE, each) for each in (FAST, BASE, SLOW))
+    assert fast < base < slow
+
+
+@pytest.mark.parametrize(
+    "name, value, more",
+    [
+        ("launch", LAUNCH + 1e-6, 1e-6),
+        ("memory_latency", MEMORY_LATENCY + 0.1e-6, 10 * 0.1e-6),
+        ("clock_rate", event_model.CLOCK_RATE / 2, 10 * 200e-9),
+    ],
+)
+def test_a_warp_alone_under_other_assumptions(name, value, more):
+    """Ten turns of 100 instructions, two clocks each, that wait for memory."""
+    changed = dataclasses.replace(BASE, **{name: value})
+    found = seconds(launch(), DEVICE, changed) - seconds(launch(), DEVICE)
+    assert found == pytest.approx(more, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "opcode, name, value, factor",
+    [
+        ("FFMA", "busy", 0.5, 1.0),
+        ("HMMA.16816.F32", "busy", 0.5, 2.0),
+        ("IDP.4A", "dp4a_clocks", 2.0, 2.0),
+    ],
+)
+def test_pipes_under_other_assumptions(opcode, name, value, factor):
+    """16 warps of one multiprocessor keep a pipe busy; `busy` is of kernels with tensor cores."""
+    work = tuple(dataclasses.replace(i, opcode=opcode) for i in WORK)
+    full = launch(work, warps=16, turns=20, blocks=1, nbytes=1000)
+    changed = dataclasses.replace(BASE, **{name: value})
+    taken = [seconds(full, DEVICE, each) - LAUNCH for each in (BASE, changed)]
+    assert taken[1] / taken[0] == pytest.approx(factor, rel=0.05)

@@ -40,6 +40,14 @@ def test_bytes_come_while_memory_is_free():
     assert account.begin(reader) == Found()  # the first launch consumed them
 
 
+@pytest.mark.parametrize("kept", [0.0, 0.5])
+def test_part_of_the_bytes_is_lost(kept):
+    account, asking = Prefetched(rate=MB, kept=kept), product(1024, 512)
+    account.end(asking)
+    account.pass_time(9.0)
+    assert (kept * asking.ahead_bytes, 0, 0) == near(account.begin(product(512)))
+
+
 def test_others_are_served_in_the_order_of_asking():
     account = Prefetched(rate=MB)
     first, second = product(1024, 512), product(1024, 768)

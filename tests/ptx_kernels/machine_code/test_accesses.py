@@ -32,6 +32,22 @@ def test_weights_come_once_and_headers_to_eight_lanes():
     assert blocks * found.l2_bytes == 64 * 16 * 144 + blocks * activations + 64 * 4
 
 
+@pytest.mark.parametrize(
+    "preset, columns, requests",
+    [
+        ("batched", 4096, 2 * 4.5),  # lanes read 16 of 32 bytes twice, and headers one at a time
+        ("quarter_warp_dp4a", 4096, 4 + 1.5),  # two loads for the header of every other super-block
+    ],
+)
+def test_sectors_that_a_warp_requests_in_parts(preset, columns, requests):
+    """A super-block of Q4_K has 144 bytes: 4.5 sectors."""
+    kernel = matvec(columns=columns, config=PRESETS[preset])
+    found, blocks = accesses(kernel), math.prod(kernel.grid)
+    assert blocks * found.warp_sectors == 64 * columns // 256 * 4.5
+    assert blocks * found.sector_requests == 64 * columns // 256 * requests
+    assert found.sector_excess == requests / 4.5
+
+
 def test_a_long_loop_is_told_by_two_short_ones():
     config = GemmConfig(row_warps=1, column_warps=4, tiles=1, m_tile=16, stages=3)
     sizes = dict(format="Q4_K", n=64, columns=4096, m=16, config=config)

@@ -22,6 +22,7 @@ from ptx_kernels.machine_code.ptxas import (
     assemble_together,
     find_tool,
     occupancy,
+    shared_split,
     tool_version,
 )
 from ptx_kernels.machine_code.report import Code, code, codes
@@ -175,6 +176,24 @@ def test_occupancy(registers, threads, shared, blocks, limit):
     assert (got.blocks, got.limit) == (blocks, limit)
     assert got.warps == blocks * threads // 32
     assert got.fraction == got.warps / 64
+
+
+@pytest.mark.parametrize(
+    "registers, threads, shared, arch, size",
+    [
+        (255, 256, 0, "sm_90", 8),  # a block, with the kilobyte that every block occupies
+        (128, 512, 7 << 10, "sm_90", 8),
+        (128, 512, (7 << 10) + 1, "sm_90", 16),
+        (32, 128, 0, "sm_90", 16),  # sixteen blocks
+        (32, 128, 227 << 10, "sm_90", 228),
+        (32, 128, 60 << 10, "sm_80", 132),  # two blocks of 61 KB
+        (32, 128, 60 << 10, "sm_120", 64),
+    ],
+)
+def test_shared_memory_is_the_least_size_that_holds_all_blocks(
+    registers, threads, shared, arch, size
+):
+    assert shared_split(_assembly(registers, arch=arch), threads, shared) == size << 10
 
 
 def test_occupancy_refuses_what_cannot_be():
