@@ -308,7 +308,7 @@ def test_kernels_per_layer_of_eight_long_contexts(fused, launches, record_proper
 @pytest.mark.slow("compiles programs for a GPU", quick=["1-1-6"])
 @pytest.mark.parametrize("batch, prompt, launches", [(1, 1, 6), (32, 1, 8), (1, 64, None)])
 def test_no_kernel_is_a_cluster_if_clusters_are_switched_off(batch, prompt, launches):
-    """Two layers in Llama 3.1 8B's shape; one more launch merges an attention's splits, if it has any."""
+    """Two layers in Llama 3.1 8B's shape; another launch merges the splits of an attention."""
     model = random_model(dataclasses.replace(LLAMA_3_1_8B, num_layers=2), abstract=True)
     found = {}
     for clusters in (True, False):

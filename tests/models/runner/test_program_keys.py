@@ -244,7 +244,7 @@ def device() -> jax.Device:
 @pytest.mark.parametrize("field", Selection._fields)
 def test_every_field_of_a_selection_is_a_setting(field: str) -> None:
     values = {"implementation": "xla", "activations": "f32", "fused": frozenset(["mlp"])}
-    values |= {"prefetch": False, "batch_invariant": True}
+    values |= {"prefetch": False, "batch_invariant": True, "clusters": False}
     before = program_cache.settings(device()), program_cache.trace_context()
     with selected(Selection(**{field: values[field]})):
         after = program_cache.settings(device()), program_cache.trace_context()
