@@ -1,7 +1,7 @@
 """Executes the machine code that ptxas makes of kernels, to confirm the simulator.
 
-Written from NVIDIA's documents alone, apart from `ptx_kernels.simulator` and the meanings in
-`ptx_kernels.ptx.instructions`: a misread instruction shows as a difference between the two.
+It shares no code with `ptx_kernels.simulator` and the meanings in `ptx_kernels.ptx.instructions`,
+and was written without a look at them: a misread instruction shows as a difference between the two.
 """
 
 from . import (  # noqa: F401  registers the instructions
