@@ -75,6 +75,13 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         library.jax_q4k_select.argtypes = [ctypes.c_char_p]
         library.jax_q4k_code_books.restype = ctypes.c_void_p
         library.jax_q4k_code_books_size.restype = ctypes.c_uint64
+        library.jax_q4k_quantize.argtypes = [
+            ctypes.c_char_p,
+            *[ctypes.c_void_p] * 2,
+            *[ctypes.c_int64] * 3,
+            ctypes.c_float,
+            ctypes.c_void_p,
+        ]
         name = named()
         if name and not library.jax_q4k_select(name.encode()):
             return None, _refusal(name, library.jax_q4k_compiled().decode().split())
@@ -179,6 +186,44 @@ def select(name: str) -> None:
     library, why = _load()
     if library is None or not library.jax_q4k_select(name.encode()):
         raise ValueError(f"name={name!r}: this processor has no such kernels{why and f'; {why}'}")
+
+
+def quantize(
+    format: str,
+    x: np.ndarray,
+    importance: np.ndarray,
+    first: int,
+    largest: float,
+    packed: np.ndarray,
+) -> bool:
+    """Quantizes blocks by one call without JAX; the library must be available.
+
+    Args:
+      x: float32 (blocks, block_size), contiguous.
+      importance: float32 (period, block_size), contiguous and positive; block b has row
+        (first + b) % period.
+      largest: largest magnitude of a value.
+      packed: uint8 (blocks, block_bytes), contiguous, which the call fills.
+
+    Returns:
+      Whether all values are finite and not too large; if not, `packed` is not complete.
+    """
+    library, why = _load()
+    if library is None:
+        raise RuntimeError(why)
+    done = library.jax_q4k_quantize(
+        format.encode(),
+        x.ctypes.data,
+        importance.ctypes.data,
+        len(x),
+        first,
+        len(importance),
+        largest,
+        packed.ctypes.data,
+    )
+    if done < 0:
+        raise ValueError(f"format={format!r} has no such quantizer")
+    return bool(done)
 
 
 def call(

@@ -132,17 +132,22 @@ def compile_library(
             name: machine for name, machine in kernels().items() if _knows(machine, Path(folder))
         }
         for name, machine in reversed(known.items()):  # "portable" takes longest
-            defines = [f"-DJAX_Q4K_KERNELS=kernels_{name}", f'-DJAX_Q4K_NAME="{name}"']
-            commands.append(
-                [
-                    *machine,
-                    *defines,
-                    "-c",
-                    str(_SOURCES / "kernels.cpp"),
-                    "-o",
-                    f"{folder}/{name}.o",
-                ]
-            )
+            defines = [
+                f"-DJAX_Q4K_KERNELS=kernels_{name}",
+                f"-DJAX_Q4K_QUANTIZER_SET=quantizers_{name}",
+                f'-DJAX_Q4K_NAME="{name}"',
+            ]
+            for source in ("kernels", "quantizers"):
+                commands.append(
+                    [
+                        *machine,
+                        *defines,
+                        "-c",
+                        str(_SOURCES / f"{source}.cpp"),
+                        "-o",
+                        f"{folder}/{source}_{name}.o",
+                    ]
+                )
         defines = [
             f'-DJAX_Q4K_FINGERPRINT="{fingerprint()}"',
             *(f"-DJAX_Q4K_HAS_{name.upper()}" for name in known),

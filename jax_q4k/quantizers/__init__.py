@@ -11,7 +11,7 @@ import functools
 import importlib
 import pkgutil
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ import numpy as np
 
 from ptx_kernels import formats
 
-from .. import cpus
+from .. import cpus, native
 from .quantizer import Quantizer
 
 __all__ = ["names", "quantize"]
@@ -77,19 +77,31 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
     packed = np.empty((len(flat), block.block_bytes), np.uint8)
     step = CHUNK // block.block_size
 
+    def refuse(x: np.ndarray, start: int) -> NoReturn:
+        first = int(np.argmax(~(np.abs(x) <= quantizer.largest)))
+        at = np.unravel_index(start * block.block_size + first, values.shape)
+        raise ValueError(
+            f"w[{', '.join(map(str, at))}] is {values[at]}; "
+            f"{format} takes finite values of magnitude up to {quantizer.largest:g}"
+        )
+
+    by_one_call = quantizer.native and native.available()
+
     def fill(start: int) -> None:
         chunk = flat[start : start + step]
+        if by_one_call:
+            with np.errstate(over="ignore"):
+                x = np.ascontiguousarray(chunk, np.float32)
+            part = packed[start : start + step]
+            if native.quantize(format, x, row_importance, start, quantizer.largest, part):
+                return
+            refuse(x, start)
         rows = np.arange(start, start + step) % len(row_importance)
         x = np.zeros((step, block.block_size), np.float32)
         with np.errstate(over="ignore"):  # large float64 become infinite, and are rejected below
             x[: len(chunk)] = chunk
         if not np.abs(x).max() <= quantizer.largest:
-            first = int(np.argmax(~(np.abs(x) <= quantizer.largest)))
-            at = np.unravel_index(start * block.block_size + first, values.shape)
-            raise ValueError(
-                f"w[{', '.join(map(str, at))}] is {values[at]}; "
-                f"{format} takes finite values of magnitude up to {quantizer.largest:g}"
-            )
+            refuse(x, start)
         packed[start : start + step] = quantizer.blocks(x, row_importance[rows])[: len(chunk)]
 
     fill(0)  # compiles

@@ -43,4 +43,4 @@ def _power(exponent: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
-QUANTIZER = Quantizer("MXFP4", _LARGEST, searched("MXFP4", (32,), _fields))
+QUANTIZER = Quantizer("MXFP4", _LARGEST, searched("MXFP4", (32,), _fields), native=True)

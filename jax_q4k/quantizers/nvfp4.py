@@ -47,5 +47,8 @@ def _half_of_scale(code: jax.Array) -> jax.Array:
 
 
 QUANTIZER = Quantizer(
-    "NVFP4", max(TABLE) * float(SCALES[_TOP]), searched("NVFP4", (16, 4), _fields)
+    "NVFP4",
+    max(TABLE) * float(SCALES[_TOP]),
+    searched("NVFP4", (16, 4), _fields),
+    native=True,
 )

@@ -51,11 +51,14 @@ class Quantizer:
         it, d would overflow.
       blocks: float32 values and importance, both (blocks, block_size) -> uint8 (blocks,
         block_bytes). Only `Blocks` can be traced.
+      native: whether `native/src/quantizers.cpp` has the same search, which is several times as
+        fast; `blocks` replaces it where the library is not available.
     """
 
     format: str
     largest: float
     blocks: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    native: bool = False
 
     @property
     def traced(self) -> Callable[[jax.Array, jax.Array], jax.Array] | None:

@@ -37,4 +37,4 @@ def _fractions(digits: jax.Array) -> jax.Array:
     return ((numbers * 256 + 242) // 243).astype(jnp.uint8)
 
 
-QUANTIZER = Quantizer("TQ1_0", LARGEST_F16, searched("TQ1_0", (256,), _fields))
+QUANTIZER = Quantizer("TQ1_0", LARGEST_F16, searched("TQ1_0", (256,), _fields), native=True)

@@ -49,4 +49,4 @@ def _fields(x: jax.Array, w: jax.Array) -> Fields:
     }
 
 
-QUANTIZER = Quantizer("TQ2_0", LARGEST_F16, searched("TQ2_0", (256,), _fields))
+QUANTIZER = Quantizer("TQ2_0", LARGEST_F16, searched("TQ2_0", (256,), _fields), native=True)

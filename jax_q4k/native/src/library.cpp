@@ -1,10 +1,13 @@
 // Selects the kernel set in use, and reports what the library contains.
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "kernels.h"
+#include "quantizers.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -26,8 +29,9 @@ struct Cpuid {
 #endif
 
 struct Candidate {
-  const Kernels* kernels;
-  bool runs;  // on this processor
+  const Kernels* kernels = nullptr;
+  const Quantizers* quantizers = nullptr;
+  bool runs = false;  // on this processor
 };
 
 // The compiled kernel sets, best first. A compiler that does not know an instruction set leaves it out.
@@ -43,27 +47,27 @@ std::vector<Candidate> candidates() {
 #if defined(JAX_Q4K_HAS_AVX512)
   constexpr uint32_t kParts = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
   const bool avx512 = (saved & 0xe6) == 0xe6 && (seven.b & kParts) == kParts, vnni = seven.c >> 11 & 1;
-  found.push_back({&kernels_avx512, avx2 && avx512 && vnni});
+  found.push_back({&kernels_avx512, &quantizers_avx512, avx2 && avx512 && vnni});
 #endif
 #if defined(JAX_Q4K_HAS_AVXVNNI)
-  found.push_back({&kernels_avxvnni, avx2 && (more.a >> 4 & 1)});
+  found.push_back({&kernels_avxvnni, &quantizers_avxvnni, avx2 && (more.a >> 4 & 1)});
 #endif
 #if defined(JAX_Q4K_HAS_AVX2)
-  found.push_back({&kernels_avx2, avx2});
+  found.push_back({&kernels_avx2, &quantizers_avx2, avx2});
 #endif
 #if defined(JAX_Q4K_HAS_NEON)
   const unsigned long bits = getauxval(AT_HWCAP);
-  found.push_back({&kernels_neon, (bits & HWCAP_ASIMDDP) && (bits & HWCAP_ASIMDHP)});
+  found.push_back({&kernels_neon, &quantizers_neon, (bits & HWCAP_ASIMDDP) && (bits & HWCAP_ASIMDHP)});
 #endif
-  found.push_back({&kernels_portable, true});
+  found.push_back({&kernels_portable, &quantizers_portable, true});
   return found;
 }
 
-// Returns the best set that this processor runs, or the set of that name if it runs here; else nullptr.
-const Kernels* find(std::string_view name = {}) {
+// Returns the best set that this processor runs, or the set of that name if it runs here; else a null one.
+Candidate find(std::string_view name = {}) {
   for (const Candidate& candidate : candidates())
-    if (candidate.runs && (name.empty() || name == candidate.kernels->name)) return candidate.kernels;
-  return nullptr;
+    if (candidate.runs && (name.empty() || name == candidate.kernels->name)) return candidate;
+  return {};
 }
 
 std::string names() {
@@ -74,7 +78,8 @@ std::string names() {
 
 }  // namespace
 
-const Kernels* kernels = find();
+const Kernels* kernels = find().kernels;
+const Quantizers* quantizers = find().quantizers;
 CodeBooks code_books;
 
 }  // namespace jax_q4k
@@ -86,14 +91,23 @@ const char* jax_q4k_kernels() { return jax_q4k::kernels->name; }
 // Switches to the kernel set of that name, for tests and measurements; returns false if there is none or the processor
 // cannot run it.
 bool jax_q4k_select(const char* name) {
-  const jax_q4k::Kernels* found = *name ? jax_q4k::find(name) : nullptr;
-  if (found) jax_q4k::kernels = found;
-  return found;
+  const jax_q4k::Candidate found = *name ? jax_q4k::find(name) : jax_q4k::Candidate{};
+  if (found.runs) jax_q4k::kernels = found.kernels, jax_q4k::quantizers = found.quantizers;
+  return found.runs;
 }
 // Names of all compiled sets, each followed by a space.
 const char* jax_q4k_compiled() {
   static const std::string names = jax_q4k::names();
   return names.c_str();
+}
+// Quantizes blocks of floats by the quantizer of that format; see `FloatBlocks`. Returns 0 if a value is NaN or too large, 1
+// if all blocks are quantized, -1 if there is no such quantizer.
+int jax_q4k_quantize(const char* format, const float* x, const float* importance, int64_t blocks, int64_t first, int64_t period,
+                     float largest, uint8_t* packed) {
+  const auto* name = std::find(std::begin(jax_q4k::kQuantizerNames), std::end(jax_q4k::kQuantizerNames), format);
+  if (name == std::end(jax_q4k::kQuantizerNames)) return -1;
+  const jax_q4k::FloatBlocks s = {x, importance, blocks, first, period, largest, packed};
+  return jax_q4k::quantizers->quantize[name - std::begin(jax_q4k::kQuantizerNames)](s);
 }
 // Memory of the codebooks, for Python to fill in, and its size.
 void* jax_q4k_code_books() { return &jax_q4k::code_books; }

@@ -1,0 +1,264 @@
+// Searches for the scales of ternary and fp4 blocks: compiled once per instruction set, as kernels.cpp is. The candidates
+// are those of `quantizers/tq2_0.py`, `nvfp4.py` and `mxfp4.py`, which programs trace.
+
+#include "quantizers.h"
+
+#include <cmath>
+
+#include "conversions.h"
+#include "vectors.h"
+
+namespace jax_q4k {
+namespace {
+
+constexpr float kLargestHalf = 65504;
+
+using Eight = EightFloats;
+JAX_Q4K_INLINE Eight larger(const Eight& a, const Eight& b) {
+  Eight c;
+  for (int i = 0; i < Eight::kParts; ++i) c.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+  return c;
+}
+JAX_Q4K_INLINE Eight smaller(const Eight& a, const Eight& b) {
+  Eight c;
+  for (int i = 0; i < Eight::kParts; ++i) c.part[i] = a.part[i] < b.part[i] ? a.part[i] : b.part[i];
+  return c;
+}
+// v where a > b, else 0.
+JAX_Q4K_INLINE Eight where_more(const Eight& a, const Eight& b, const Eight& v) {
+  Eight c;
+  for (int i = 0; i < Eight::kParts; ++i) c.part[i] = a.part[i] > b.part[i] ? v.part[i] : Eight::Part{};
+  return c;
+}
+JAX_Q4K_INLINE float sum(const Eight& v) {
+  float lanes[8];
+  v.store(lanes);
+  return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+JAX_Q4K_INLINE float maximum(const Eight& v) {
+  float lanes[8], most = 0;
+  v.store(lanes);
+  for (float lane : lanes) most = lane > most ? lane : most;
+  return most;
+}
+inline float reciprocal(float x) { return x != 0 ? 1 / x : 0; }
+
+// Magnitudes of a block's values, and weights of their squared errors: importance * sqrt(1 + x^2 / (2 * mean of x^2)).
+template <int kBlock>
+struct alignas(32) Weighted {
+  float magnitude[kBlock], weight[kBlock];
+
+  // Returns false if a value is NaN or exceeds `largest`.
+  JAX_Q4K_INLINE bool read(const float* x, const float* importance, float largest) {
+    Eight squares = Eight::all(0), most = squares;
+    for (int i = 0; i < kBlock; i += 8) {
+      const Eight v = Eight::load(x + i), m = larger(v, Eight::all(0) - v);
+      m.store(magnitude + i);
+      squares = fma(v, v, squares), most = larger(most, m);
+    }
+    const float total = sum(squares);
+    if (!(maximum(most) <= largest) || std::isnan(total)) return false;
+    const float mean = total / kBlock, over = mean >= 0x1p-126f ? 1 / (2 * mean) : 0;
+    for (int i = 0; i < kBlock; ++i) weight[i] = importance[i] * std::sqrt(1 + magnitude[i] * magnitude[i] * over);
+    return true;
+  }
+};
+
+// Calls block(values, weighted, packed) for all blocks.
+template <int kBlock, int kBytes, class Block>
+JAX_Q4K_INLINE bool each_block(const FloatBlocks& s, Block block) {
+  Weighted<kBlock> weighted;
+  for (int64_t b = 0; b < s.blocks; ++b) {
+    const float* x = s.x + b * kBlock;
+    if (!weighted.read(x, s.importance + (s.first + b) % s.period * kBlock, s.largest)) return false;
+    block(x, weighted, s.packed + b * kBytes);
+  }
+  return true;
+}
+
+// Ternary blocks of 256: the values above a limit are not zero. Given sums p of their w * |x| and q of their w, the best d
+// is p / q, and lowers the error by p^2 / q.
+constexpr int kTernary = 256, kTogether = 5, kRefits = 2;
+
+template <int kLimits>
+JAX_Q4K_INLINE void try_limits(const Weighted<kTernary>& x, const float* limits, float* p, float* q) {
+  Eight limit[kLimits], sums[kLimits], weights[kLimits];
+  for (int l = 0; l < kLimits; ++l) limit[l] = Eight::all(limits[l]), sums[l] = weights[l] = Eight::all(0);
+  for (int i = 0; i < kTernary; i += 8) {
+    const Eight m = Eight::load(x.magnitude + i), w = Eight::load(x.weight + i), wm = w * m;
+    for (int l = 0; l < kLimits; ++l) {
+      sums[l] = sums[l] + where_more(m, limit[l], wm);
+      weights[l] = weights[l] + where_more(m, limit[l], w);
+    }
+  }
+  for (int l = 0; l < kLimits; ++l) p[l] = sum(sums[l]), q[l] = sum(weights[l]);
+}
+
+// Returns d, as bits of an f16, and quants + 1.
+JAX_Q4K_INLINE Half ternary(const float* x, const Weighted<kTernary>& weighted, uint8_t* digits) {
+  // the largest magnitude divided by 2, and by nine numbers from 2.4 to 40 in geometric progression
+  static constexpr float kParts[2 * kTogether] = {1 / 2.0f, 1 / 2.4f, 1 / 3.411476f, 1 / 4.849237f, 1 / 6.89294f, 1 / 9.797959f, 1 / 13.92729f, 1 / 19.79693f, 1 / 28.14031f, 1 / 40.0f};
+  Eight most = Eight::all(0);
+  for (int i = 0; i < kTernary; i += 8) most = larger(most, Eight::load(weighted.magnitude + i));
+  const float largest = maximum(most);
+  float best = largest, least = 0;
+  for (int part = 0; part < 2 * kTogether; part += kTogether) {
+    float limits[kTogether], p[kTogether], q[kTogether];
+    for (int l = 0; l < kTogether; ++l) limits[l] = largest * kParts[part + l];
+    try_limits<kTogether>(weighted, limits, p, q);
+    for (int l = 0; l < kTogether; ++l) {
+      const float d = p[l] * reciprocal(q[l]);
+      if (-d * p[l] < least) least = -d * p[l], best = d;
+    }
+  }
+  for (int refit = 0; refit < kRefits; ++refit) {
+    float p, q;
+    const float limit = best / 2;
+    try_limits<1>(weighted, &limit, &p, &q);
+    best = p * reciprocal(q);
+  }
+  Half d;
+  from_float(best < kLargestHalf ? best : kLargestHalf, &d);
+  const float inverse = reciprocal(to_float(d));
+  for (int i = 0; i < kTernary; ++i) {
+    const float v = x[i] * inverse;
+    digits[i] = static_cast<uint8_t>(1 + (v > 0.5f) - (v < -0.5f));
+  }
+  return d;
+}
+
+bool quantize_TQ2_0(const FloatBlocks& s) {
+  return each_block<kTernary, 66>(s, [](const float* x, const Weighted<kTernary>& weighted, uint8_t* packed) {
+    uint8_t digits[kTernary];
+    const Half d = ternary(x, weighted, digits);
+    for (int h = 0; h < 2; ++h)
+      for (int j = 0; j < 32; ++j) {
+        const uint8_t* digit = digits + 128 * h + j;
+        packed[32 * h + j] = static_cast<uint8_t>(digit[0] | digit[32] << 2 | digit[64] << 4 | digit[96] << 6);
+      }
+    std::memcpy(packed + 64, &d, 2);
+  });
+}
+
+// Packs `kDigits` groups of n digits in base 3 into fractions of 256, rounded up because the decoder rounds down.
+template <int kDigits>
+JAX_Q4K_INLINE void fractions(const uint8_t* digits, int n, uint8_t* packed) {
+  for (int j = 0; j < n; ++j) {
+    uint16_t number = 0;
+    for (int i = 0; i < 5; ++i) number = static_cast<uint16_t>(3 * number + (i < kDigits ? digits[i * n + j] : 0));
+    packed[j] = static_cast<uint8_t>(static_cast<uint16_t>(number * 256 + 242) / 243);
+  }
+}
+
+bool quantize_TQ1_0(const FloatBlocks& s) {
+  return each_block<kTernary, 54>(s, [](const float* x, const Weighted<kTernary>& weighted, uint8_t* packed) {
+    uint8_t digits[kTernary];
+    const Half d = ternary(x, weighted, digits);
+    fractions<5>(digits, 32, packed);
+    fractions<5>(digits + 160, 16, packed + 32);
+    fractions<4>(digits + 240, 4, packed + 48);
+    std::memcpy(packed + 52, &d, 2);
+  });
+}
+
+// The nearest of the values 0, 1, 2, 3, 4, 6, 8, 12, which are fp4 e2m1, of a positive x below 2^20. Adding and
+// subtracting 2^23 or more rounds to steps of 1, of 2 from 4, and of 4 from 8.
+JAX_Q4K_INLINE Eight nearest_fp4(const Eight& x) {
+  const Eight power = (x.as<int32_t>() & EightInts::all(0x7f800000)).as<float>();
+  const Eight shift = larger(power * Eight::all(0x1p22f), Eight::all(0x1p23f));
+  Eight rounded = x + shift;
+  rounded = rounded - shift;
+  return smaller(rounded, Eight::all(12));
+}
+
+// Error of kValues values for a scale and its reciprocal.
+template <int kValues>
+JAX_Q4K_INLINE float fp4_error(const float* magnitude, const float* weight, float scale, float inverse) {
+  Eight error = Eight::all(0);
+  for (int i = 0; i < kValues; i += 8) {
+    const Eight m = Eight::load(magnitude + i);
+    const Eight q = nearest_fp4(smaller(m * Eight::all(inverse), Eight::all(16)));
+    const Eight rest = q * Eight::all(scale) - m;
+    error = fma(Eight::load(weight + i) * rest, rest, error);
+  }
+  return sum(error);
+}
+
+// Packs codes of fp4 values: the first half in low nibbles, the last half in high ones.
+template <int kValues>
+JAX_Q4K_INLINE void pack_fp4(const float* x, const float* magnitude, float inverse, uint8_t* packed) {
+  uint8_t codes[kValues];
+  for (int i = 0; i < kValues; i += 8) {
+    int32_t lanes[8];
+    float rounded[8];
+    nearest_fp4(smaller(Eight::load(magnitude + i) * Eight::all(inverse), Eight::all(16))).store(rounded);
+    for (int j = 0; j < 8; ++j) {
+      const int32_t value = static_cast<int32_t>(rounded[j]), above = (value + 4) / 2;
+      lanes[j] = value <= 4 ? value : above < 7 ? above : 7;  // index of 0, 1, 2, 3, 4, 6, 8, 12
+      lanes[j] |= x[i + j] < 0 && value > 0 ? 8 : 0;
+    }
+    for (int j = 0; j < 8; ++j) codes[i + j] = static_cast<uint8_t>(lanes[j]);
+  }
+  for (int j = 0; j < kValues / 2; ++j) packed[j] = static_cast<uint8_t>(codes[j] | codes[j + kValues / 2] << 4);
+}
+
+// Half the value of a scale's code, fp8 e4m3 without a sign.
+JAX_Q4K_INLINE float half_of_scale(int code) {
+  return code < 8 ? static_cast<float>(code) * 0x1p-10f : 0.5f * bits_of<float>(static_cast<uint32_t>(code + (120 << 3)) << 20);
+}
+
+bool quantize_NVFP4(const FloatBlocks& s) {
+  constexpr int kSub = 16, kSubs = 4, kTop = 126;
+  // codes to try, relative to that which maps the largest magnitude to 12
+  static constexpr int kSteps[] = {0, 1, -1, 2, -2, 3, -3, 4, -4, 5, -5, -6, -7, -8};
+  static const auto scales = [] {
+    struct Scales { float scale[kTop + 1], inverse[kTop + 1]; } all;
+    for (int c = 0; c <= kTop; ++c) all.scale[c] = half_of_scale(c), all.inverse[c] = reciprocal(all.scale[c]);
+    return all;
+  }();
+  return each_block<kSub * kSubs, 36>(s, [](const float* x, const Weighted<kSub * kSubs>& weighted, uint8_t* packed) {
+    for (int sub = 0; sub < kSubs; ++sub) {
+      const float *magnitude = weighted.magnitude + kSub * sub, *weight = weighted.weight + kSub * sub;
+      const float scale = maximum(larger(Eight::load(magnitude), Eight::load(magnitude + 8))) / 6;
+      const int code = scale < 0x1p-6f ? static_cast<int>(scale * 0x1p9f) : static_cast<int>(bits_of<uint32_t>(scale) >> 20) - (120 << 3);
+      float least = INFINITY;
+      int best = 0, tried = -1;
+      for (int step : kSteps) {
+        const int c = code + step < 0 ? 0 : code + step > kTop ? kTop : code + step;
+        if (c == tried) continue;
+        tried = c;
+        const float error = fp4_error<kSub>(magnitude, weight, scales.scale[c], scales.inverse[c]);
+        if (error < least) least = error, best = c;
+      }
+      packed[sub] = static_cast<uint8_t>(best);
+      pack_fp4<kSub>(x + kSub * sub, magnitude, scales.inverse[best], packed + kSubs + kSub / 2 * sub);
+    }
+  });
+}
+
+bool quantize_MXFP4(const FloatBlocks& s) {
+  constexpr int kBlock = 32, kSteps[] = {0, 1, -1, 2};  // of the exponent that maps the largest magnitude to 8 to 16
+  return each_block<kBlock, 17>(s, [&](const float* x, const Weighted<kBlock>& weighted, uint8_t* packed) {
+    Eight most = Eight::all(0);
+    for (int i = 0; i < kBlock; i += 8) most = larger(most, Eight::load(weighted.magnitude + i));
+    const float largest = maximum(most);
+    const int exponent = static_cast<int>(bits_of<uint32_t>(largest) >> 23) - 2;
+    auto power = [](int e) { return bits_of<float>(static_cast<uint32_t>(e + 127) << 23); };
+    float least = INFINITY;
+    int best = 2;  // no subnormal scale
+    for (int step : kSteps) {
+      const int e = exponent + step < 2 ? 2 : exponent + step;
+      const float error = fp4_error<kBlock>(weighted.magnitude, weighted.weight, power(e - 128), power(128 - e));
+      if (error < least) least = error, best = e;
+    }
+    packed[0] = static_cast<uint8_t>(largest > 0 ? best : 0);
+    pack_fp4<kBlock>(x, weighted.magnitude, power(128 - best), packed + 1);
+  });
+}
+
+}  // namespace
+
+#define JAX_Q4K_QUANTIZE(name) quantize_##name,
+const Quantizers JAX_Q4K_QUANTIZER_SET = {{JAX_Q4K_QUANTIZERS(JAX_Q4K_QUANTIZE)}};
+
+}  // namespace jax_q4k
