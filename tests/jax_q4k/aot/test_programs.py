@@ -305,7 +305,7 @@ def test_kernels_per_layer_of_eight_long_contexts(fused, launches, record_proper
     assert not any(t.name == "merge_attention" for layer in layers for t in layer)
 
 
-@pytest.mark.slow("compiles programs for a GPU", quick=["1-1-6"])
+@pytest.mark.slow("compiles programs for a GPU", quick=["batch=1-prompt=1-launches=6"])
 @pytest.mark.parametrize("batch, prompt, launches", [(1, 1, 6), (32, 1, 8), (1, 64, None)])
 def test_no_kernel_is_a_cluster_if_clusters_are_switched_off(batch, prompt, launches):
     """Two layers in Llama 3.1 8B's shape; another launch merges the splits of an attention."""
