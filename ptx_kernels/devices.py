@@ -75,6 +75,9 @@ class Device:
         return self.name.lower().replace(" ", "-")
 
 
+#: Number of the oldest architecture that kernels can be built for: Turing, sm_75.
+LEAST = 75
+
 _MB = 1 << 20
 _L2_BYTES = 5.5e12 / (132 * 1.98e9)  # per clock and multiprocessor
 
@@ -175,6 +178,17 @@ DEVICES: dict[str, Device] = {
             tensor_clock_hz=1.7e9,
             dot_float_ops=_HOPPER_DOT,
         ),
+        Device(
+            "A100",
+            "sm_80",
+            108,
+            1.41e9,
+            2.039e12,
+            1.83e12,
+            40 * _MB,
+            fp32_lanes=64,
+            block_shared_bytes=163 << 10,
+        ),
         *(
             Device(
                 name,
@@ -192,17 +206,6 @@ DEVICES: dict[str, Device] = {
                 ("A100 PCIE 40GB", 1.555e12),
                 ("A100 80GB PCIe", 1.935e12),
             )
-        ),
-        Device(
-            "A100",
-            "sm_80",
-            108,
-            1.41e9,
-            2.039e12,
-            1.83e12,
-            40 * _MB,
-            fp32_lanes=64,
-            block_shared_bytes=163 << 10,
         ),
         Device("B200", "sm_100", 148, 1.965e9, 8.0e12, 7.2e12, 126 * _MB),
         _geforce(

@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 
-from ptx_kernels.devices import REFERENCE, Target, target
-from ptx_kernels.ptx.oldest import LEAST
+from ptx_kernels.devices import LEAST, REFERENCE, Target, target
 
 from ..errors import GpuUnavailableWarning
 

@@ -162,13 +162,16 @@ class Op:
         implementation: Asked,
         **params: Any,
     ) -> Any:
-        target = gpu.device(lowering_devices(ctx), clusters=implementation.clusters)
+        find = functools.partial(
+            gpu.device, lowering_devices(ctx), clusters=implementation.clusters
+        )
+        target = find() if platform == "cuda" else None
         decision = backends.decide(self, implementation.implementation, platform, target)
         if decision.error is not None:
             raise UnavailableError(decision.error)
         if decision.passed_over == "native":
             native.warn_if_unavailable()
-        elif decision.passed_over == "ptx":
+        elif decision.passed_over == "ptx" and target is not None:
             gpu.warn_of(str(gpu.problem(target)))
         function = self._of_leaves(decision.implementation, tree, params)
         backend = backends.BACKENDS[decision.implementation]
@@ -194,7 +197,7 @@ class Op:
         backends.check_shapes(self, decision.implementation, ctx.avals_in)  # type: ignore[attr-defined]
         from ptx_kernels import tuning  # only for kernel launches: it chooses their Configs
 
-        with tuning.on_device(target):
+        with tuning.on_device(target or find()):
             return lower(ctx, *leaves)
 
     def _of_leaves(

@@ -6,11 +6,20 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
+from ..devices import LEAST
+
+__all__ = [
+    "COMMON",
+    "LEAST",
+    "MAX_SHARED_BYTES",
+    "block_shared_bytes",
+    "built_for",
+    "current_oldest",
+]
+
 #: Number of the architecture (80 for sm_80) whose instructions kernels use by default. Newer ones
 #: are used where an argument of a kernel asks for them.
 COMMON = 80
-#: Oldest architecture that kernels can be built for: Turing.
-LEAST = 75
 
 #: Largest shared memory of a block on any device: sm_90 and sm_100. sm_80 has 163 KB, sm_120 99.
 MAX_SHARED_BYTES = 227 << 10

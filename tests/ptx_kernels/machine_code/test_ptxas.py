@@ -199,7 +199,7 @@ def test_shared_memory_is_the_least_size_that_holds_all_blocks(
 def test_occupancy_refuses_what_cannot_be():
     with pytest.raises(ValueError, match=r"threads=2048 must be in 1 to 1024"):
         occupancy(_assembly(), 2048)
-    with pytest.raises(ValueError, match=r"arch='sm_70' must be one of sm_80"):
+    with pytest.raises(ValueError, match=r"arch='sm_70' must be one of sm_75, sm_80"):
         occupancy(_assembly(arch="sm_70"), 128)
 
 
