@@ -65,6 +65,15 @@ def cuda_driver() -> str:
     return f"CUDA {cuda}, takes PTX up to {ptx}; devices: {devices}"
 
 
+def kernel_ptx() -> str:
+    """Describes the PTX versions of the kernels by the devices that they are for."""
+    from ptx_kernels.limits import PTX_VERSIONS
+
+    return ", ".join(
+        f"{major}.{minor} from sm_{least}" for least, (major, minor) in PTX_VERSIONS.items()
+    )
+
+
 def driver_problem() -> str | None:
     """Returns why the CUDA driver cannot load the kernels of one of its devices, if so."""
     from ptx_kernels import driver

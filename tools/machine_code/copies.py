@@ -6,82 +6,17 @@ pending. `late` copies also write there no earlier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .accesses import size_of
 from .code import Instruction
-from .errors import PendingCopyFault
 from .state import Mask
 from .table import Step, instruction
 
 if TYPE_CHECKING:
     from .machine import Machine
-
-
-@dataclass
-class _Copy:
-    """A copy of some threads that nobody has waited for; arrays have one entry per thread."""
-
-    threads: np.ndarray
-    groups: np.ndarray
-    places: np.ndarray
-    size: int
-    values: np.ndarray
-
-    def split(self, ready: np.ndarray) -> tuple[_Copy, _Copy]:
-        def part(which: np.ndarray) -> _Copy:
-            threads, groups = self.threads[which], self.groups[which]
-            return _Copy(threads, groups, self.places[which], self.size, self.values[which])
-
-        return part(ready), part(~ready)
-
-
-class Copies:
-    """Copies in flight, and the number of groups that each thread has committed."""
-
-    def __init__(self, machine: Machine, late: bool) -> None:
-        self._machine, self._late = machine, late
-        self._committed = np.zeros(machine.state.counter.size, np.int64)
-        self._pending: list[_Copy] = []
-
-    def start(self, mask: Mask, places: np.ndarray, size: int, values: np.ndarray) -> None:
-        shared = self._machine.shared
-        shared.expect(places, size)
-        if not self._late:
-            shared.write(places, size, values)
-        threads = self._machine.lanes(self._machine.thread_numbers, mask)
-        self._pending.append(_Copy(threads, self._committed[threads], places, size, values))
-
-    def commit(self, mask: Mask) -> None:
-        self._committed[self._machine.lanes(self._machine.thread_numbers, mask)] += 1
-
-    def wait(self, mask: Mask, allowed: int) -> None:
-        """Waits until each thread has at most `allowed` groups in flight."""
-        waiting = np.zeros(self._committed.size, bool)
-        waiting[self._machine.lanes(self._machine.thread_numbers, mask)] = True
-        left = []
-        for copy in self._pending:
-            ready = waiting[copy.threads] & (copy.groups < self._committed[copy.threads] - allowed)
-            done, rest = (copy, None) if ready.all() else copy.split(ready)
-            if len(done.threads):
-                if self._late:
-                    self._machine.shared.write(done.places, done.size, done.values)
-                self._machine.shared.arrive(done.places, done.size)
-            if rest is not None:
-                left.append(rest)
-        self._pending = left
-
-    def check_exit(self) -> None:
-        """Checks that every copy was waited for.
-
-        Raises:
-          PendingCopyFault.
-        """
-        if any(len(copy.threads) for copy in self._pending):
-            raise PendingCopyFault("the kernel ends before an asynchronous copy that nobody awaits")
 
 
 @instruction("LDGSTS")

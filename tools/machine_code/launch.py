@@ -16,6 +16,7 @@ from . import cubin as cubins
 from .code import Code, parse
 from .machine import Machine, Shape
 from .memory import FILL, LOCAL_BYTES, GlobalMemory
+from .runner import Runner
 
 WARPS = 512  # that run together: fewer take longer per warp, more do not fit into caches
 
@@ -152,10 +153,10 @@ def run(
         chosen = rng.permutation(chosen)
     executed: set[str] = set()
     size = max(1, WARPS // (-(-shape.threads // 32) * shape.cluster_size))
-    machine: Machine | None = None
+    runner: Runner | None = None
     for start in range(0, len(chosen), size):
         part = chosen[start : start + size]
-        if machine is None or len(part) != size:
+        if runner is None or len(part) != size:
             machine = Machine(
                 program.code,
                 shape,
@@ -165,10 +166,10 @@ def run(
                 reserved=layout.reserved,
                 shared_bytes=program.shared_bytes,
                 late=late,
-                rng=rng,
             )
-        machine.run(part)
-        executed |= machine.executed
+            runner = Runner(machine, rng)
+        runner.run(part)
+        executed |= runner.executed
     arrays = tuple(
         memory.bytes_of(number[id(b)], b.nbytes).view(b.type.dtype).reshape(b.shape).copy()
         for b in kernel.results

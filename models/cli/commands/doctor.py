@@ -18,7 +18,6 @@ from rich.markup import escape
 from rich.table import Table
 
 import jax_q4k as jq
-from ptx_kernels.limits import PTX_VERSIONS
 
 from ..output import devices, table_console
 
@@ -143,10 +142,7 @@ def _gpu() -> Iterator[tuple[str, str]]:
     plugins = [name for name in _CUDA_PLUGINS if _installed(name)]
     found = ", ".join(f"{name} {_installed(name)}" for name in plugins)
     yield "CUDA plugin", found or "not installed; pip install '.[cuda13]' in a clone installs it"
-    needed = ", ".join(
-        f"{major}.{minor} from sm_{least}" for least, (major, minor) in PTX_VERSIONS.items()
-    )
-    yield "PTX of kernels", needed
+    yield "PTX of kernels", jq.environment.kernel_ptx()
     yield "CUDA driver", jq.environment.cuda_driver()
     if cache := _jit_cache():
         yield (
