@@ -13,7 +13,7 @@ Class = TypeVar("Class", bound=type)
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 #: `__rmatmul__` of the transposed view is the product.
 _OPERATORS = [f"__{side}{name}__" for name in _BINARY for side in ("", "r")] + [
-    f"__{name}__" for name in ("neg", "pos", "abs", "lt", "le", "gt", "ge")
+    f"__{name}__" for name in ("neg", "pos", "abs", "lt", "le", "gt", "ge", "bool")
 ]
 
 

@@ -83,8 +83,10 @@ def collected(
 ) -> Iterator[tuple[int, int, ImportanceMatrix]]:
     """Like `imatrix`, but yields (chunks done, number of chunks, sums so far) after every chunk."""
     tokenizer, length = checked(model, context)
-    if first < 0 or (chunks is not None and chunks < 1):
-        raise ValueError(f"first={first} must not be negative, and chunks={chunks} be positive")
+    if first < 0:
+        raise ValueError(f"first={first} must not be negative")
+    if chunks is not None and chunks < 1:
+        raise ValueError(f"chunks={chunks} must be positive")
     if model.placement is not None:
         raise ValueError("imatrix takes a model on one device, without a mesh")
     windows = llama_windows(tokenizer, text, length, parse_special=parse_special)

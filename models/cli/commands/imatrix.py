@@ -88,8 +88,10 @@ def _imatrix(options: argparse.Namespace, notes: Console) -> int | None:
     continued = continued and os.path.exists(options.in_file) and target.samefile(options.in_file)
     if target.exists() and not options.force and not continued:
         raise UsageError(f"{target} already exists; --force replaces it")
-    if options.save_every < 1:
-        raise UsageError(f"--save-every {options.save_every} must be positive")
+    for name in ("save_every", "chunks", "from_chunk"):
+        least = 0 if name == "from_chunk" else 1
+        if (value := getattr(options, name)) is not None and value < least:
+            raise UsageError(f"--{name.replace('_', '-')} {value} must be at least {least}")
     text = read_text(options.text)
     model = load_model(options.model, notes)
     try:

@@ -127,8 +127,8 @@ def _show_differences(
             figures = ("" if x is None else f"{x:.3g}" for x in (one.nmse, one.largest))
             table.add_row(_escaped(one.name), _pair(*one.types), _pair(*shapes), *figures)
         console.print(table)
-    console.print(f"{len(found.tensors)} of {found.compared} tensors differ", end="")
-    console.print(f", and {len(metadata)} keys of the metadata")
+    console.print(f"Different tensors: {len(found.tensors)} of {found.compared}", end="")
+    console.print(f"; different metadata keys: {len(metadata)}")
 
 
 def _pair(one: str | None, other: str | None) -> str:

@@ -93,6 +93,8 @@ def test_only_two_axes_have_a_view():
         lambda: -W,
         lambda: W @ W,
         lambda: W < X,
+        lambda: bool(W),
+        lambda: bool(W.T),
         lambda: jnp.dot(X, W.T),
         lambda: jnp.matmul(X, W.T),
         lambda: jax.lax.dot_general(X, W.T, (((1,), (0,)), ((), ()))),

@@ -334,6 +334,9 @@ def test_command_goes_on_after_ctrl_c(
     given = ("imatrix", FILE, text, "--context", LENGTH, "--activations", "f32")
     assert run(*given, "-o", whole, "--chunks", 3) == (0, "", "")
     assert run(*given, "-o", whole)[0] == 2  # it exists
+    for option, value, least in ("--chunks", 0, 1), ("--from-chunk", -1, 0), ("--save-every", 0, 1):
+        refused = run(*given, "-o", part, f"{option}={value}")
+        assert refused == (2, "", f"error: {option} {value} must be at least {least}\n")
 
     noticing = interrupts.noticing
 

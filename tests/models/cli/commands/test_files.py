@@ -141,7 +141,7 @@ def test_differences(run: Any, tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     read = jq.gguf.read(FILE)
     tensors, metadata = dict(read.tensors), jq.gguf.Metadata(read.metadata)
-    line = f"0 of {len(tensors)} tensors differ, and 0 keys of the metadata\n"
+    line = f"Different tensors: 0 of {len(tensors)}; different metadata keys: 0\n"
     jq.gguf.write(other, metadata, dict(reversed(tensors.items())))
     assert run("inspect", FILE, "--diff", other) == (0, line, "")
 
@@ -179,6 +179,6 @@ def test_differences(run: Any, tmp_path: Path) -> None:
     assert by_name["new.weight"]["types"][0] is None
     code, out, _ = run("inspect", FILE, "--diff", other)
     assert code == 1 and re.search(r"output_norm.weight +│ F32 +│ +256 │ +0.25 │", out)
-    assert f"5 of {len(tensors) + 1} tensors differ, and 4 keys of the metadata" in out
+    assert f"Different tensors: 5 of {len(tensors) + 1}; different metadata keys: 4" in out
     code, out, _ = run("inspect", FILE, "--diff", other, "--tensors")
     assert code == 1 and "general.name" not in out
