@@ -120,6 +120,9 @@ class CheckpointClass:
       tied_by_text: text_config may tie them even if config.json itself says no.
       text_config: a multimodal class; the object text_config describes the decoder.
       flat: config.json itself may describe the decoder instead, as in early files.
+      reranker: text in the name of a model, or in a title of its README.md, that says that it is a
+        reranker; "": always; None: never. Its head is `score` if `computed` has its labels,
+        else the output layer's rows of yes and no.
       further_layers: key of config.json that counts the multi-token-prediction (MTP) layers after
         the last layer, which are not run.
       further_tensors: prefix of the names of MTP tensors that are not numbered as layers.
@@ -162,6 +165,7 @@ class CheckpointClass:
     tied_by_text: bool = False
     text_config: bool = False
     flat: bool = False
+    reranker: str | None = None
     further_layers: str | None = None
     further_tensors: str | None = None
 
