@@ -46,7 +46,7 @@ class Stored:
       as_row: a vector, stored as a matrix with one row.
       suffix: suffix of the names of `holds` in GGUF files; `name` is then complete. None means that
         `holds` are weights and their biases.
-      optional: if the tensor is missing, the default names are used.
+      optional: if the tensor is missing, a later `Stored` of `holds` or the default names are used.
       channels: a convolution, stored as (channels, 1, width).
       logarithms: stores the logarithms of the negated values.
       plain: a norm to which `norm_offset` does not apply.
@@ -96,6 +96,7 @@ class CheckpointClass:
         that checkpoints lack if it is false. GGUF files hold zeros, as llama.cpp requires.
       tensors: boolean key of config.json -> tensors that it enables, by GGUF name.
       held: tensors that are optional in GGUF files but always present in such checkpoints.
+      together: optional tensors of a layer of which checkpoints hold all or none.
       lacking: boolean key of config.json -> function of (config, layer) that returns the tensors
         that the layer then lacks.
       window: whether sliding_window applies, or the boolean key that enables it.
@@ -144,6 +145,7 @@ class CheckpointClass:
     zero_biases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tensors: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     held: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()
     lacking: Mapping[str, Callable[[Any, int], tuple[str, ...]]] = dataclasses.field(
         default_factory=dict
     )

@@ -9,6 +9,19 @@ from . import encoders
 
 #: Kind -> its name in a checkpoint for each GGUF name within a layer.
 LAYER = {
+    "jina-bert-v2-code": {
+        "attn_q": "attention.self.query",
+        "attn_k": "attention.self.key",
+        "attn_v": "attention.self.value",
+        "attn_q_norm": "attention.self.layer_norm_q",
+        "attn_k_norm": "attention.self.layer_norm_k",
+        "attn_output": "attention.output.dense",
+        "attn_output_norm": "attention.output.LayerNorm",
+        "attn_norm_2": "layer_norm_1",
+        "ffn_up": "mlp.up_gated_layer",
+        "ffn_down": "mlp.down_layer",
+        "layer_output_norm": "layer_norm_2",
+    },
     "jina-bert-v2": {
         "attn_q": "attention.self.query",
         "attn_k": "attention.self.key",
@@ -29,6 +42,8 @@ LAYER = {
         "layer_output_norm": "norm2",
     },
 }
+#: Kind -> architecture, and whether layers have further norms.
+VARIANTS = {"jina-bert-v2-code": ("jina-bert-v2", True)}
 #: Kind -> prefix of a layer's tensors, and name of the embeddings' norm.
 _AROUND = {
     "jina-bert-v2": ("encoder.layer", "embeddings.LayerNorm"),
@@ -133,9 +148,10 @@ def config(kind):
 def write(folder, kind, **changes):
     """Writes a folder without a tokenizer; changes: of its config.json. Returns `tensors`."""
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config(kind) | changes))
-    held = encoders.tensors(kind)
-    layers, norm = _AROUND[kind]
+    architecture, more_norms = VARIANTS.get(kind, (kind, False))
+    (folder / "config.json").write_text(json.dumps(config(architecture) | changes))
+    held = encoders.tensors(architecture, more_norms=more_norms)
+    layers, norm = _AROUND[architecture]
     names = {
         "token_embd": "embeddings.word_embeddings",
         "token_types": "embeddings.token_type_embeddings",
@@ -149,6 +165,8 @@ def write(folder, kind, **changes):
         else:
             short, suffix = name.rsplit(".", 1)
             where = names[short]
+        if short == "ffn_up" and more_norms:  # the gate's rows are the last
+            value = np.roll(value, encoders.INNER, axis=0)
         stored[f"{where}.{suffix}"] = np.ascontiguousarray(value)
     save_file(stored, folder / "model.safetensors")
     return held

@@ -90,8 +90,12 @@ def _typed(value):
     return np.uint32(value) if isinstance(value, int) else np.float32(value)
 
 
-def tensors(kind, seed=0, *, labels=0):
-    """Random tensors of a file by name, float32; labels: of a classification head, 0: none."""
+def tensors(kind, seed=0, *, labels=0, more_norms=False):
+    """Random tensors of a file by name, float32.
+
+    labels: of a classification head, 0: none. more_norms: of queries and keys and a second one of
+    the attention's output, as in jina-embeddings-v2-base-code.
+    """
     rng = np.random.default_rng(seed)
     found = {}
 
@@ -160,6 +164,8 @@ def tensors(kind, seed=0, *, labels=0):
             case _:
                 norm(f"{b}attn_output_norm")
                 norm(f"{b}layer_output_norm")
+        for name in ("attn_q_norm", "attn_k_norm", "attn_norm_2") if more_norms else ():
+            norm(f"{b}{name}")
     if kind in ("modern-bert", "gemma-embedding"):
         norm("output_norm", bias=False)
     if kind == "gemma-embedding":
@@ -171,7 +177,7 @@ def tensors(kind, seed=0, *, labels=0):
     return found
 
 
-def write(path, kind, *, labels=0, **more):
+def write(path, kind, *, labels=0, more_norms=False, **more):
     """Writes a file; more: further metadata, with dots written as two underscores."""
     values = metadata(kind) | {
         f"{kind}.{key.replace('__', '.')}": value for key, value in more.items()
@@ -180,7 +186,7 @@ def write(path, kind, *, labels=0, **more):
         values[f"{kind}.pooling_type"] = np.uint32(4)
         names = [f"LABEL_{i}" for i in range(labels)]
         values[f"{kind}.classifier.output_labels"] = names
-    held = tensors(kind, labels=labels)
+    held = tensors(kind, labels=labels, more_norms=more_norms)
     gguf.write(path, values, {k: gguf.TensorPieces.of(k, v) for k, v in held.items()})
     return held
 
@@ -206,8 +212,10 @@ def reference(kind, held, ids, second=None):
         y = _linear(w, f"{b}attn_output", _attention(kind, w, b, i, h))
         if kind == "gemma-embedding":
             y = _norm(w, f"{b}post_attention_norm", y)
-        x = x + y
+        before, x = x, x + y
         x = x if pre else _norm(w, f"{b}attn_output_norm", x)
+        if f"{b}attn_norm_2.weight" in w:
+            x = _norm(w, f"{b}attn_norm_2", x + before)
         h = _norm(w, f"{b}ffn_norm", x) if pre else x
         y = _linear(w, f"{b}ffn_down", _inner(kind, w, b, h))
         if kind == "gemma-embedding":
@@ -240,6 +248,8 @@ def _attention(kind, w, b, layer, x):
         q, k, v = np.split(_linear(w, f"{b}attn_qkv", x), 3, axis=-1)
     else:
         q, k, v = (_linear(w, f"{b}attn_{name}", x) for name in ("q", "k", "v"))
+    if f"{b}attn_norm_2.weight" in w:
+        q, k = _norm(w, f"{b}attn_q_norm", q), _norm(w, f"{b}attn_k_norm", k)
     q, k, v = (y.reshape(count, -1, size) for y in (q, k, v))
     if kind == "gemma-embedding":
         q, k = (

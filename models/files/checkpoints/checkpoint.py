@@ -26,7 +26,7 @@ from jax_q4k.collecting import gc_throttled
 from ...architectures.base import CheckpointClass
 from ...architectures.tensor_tables import Tensor
 from ...config import Config
-from ...config.tensors import expected_tensors
+from ...config.tensors import expected_tensors, table
 from ...network.lazy import lazy_decoder
 from ...runner.model import Model
 from ...sharding.plan import Rules, plan_sharding
@@ -431,12 +431,25 @@ class CheckpointSource:
             if dtype != first:
                 self._weights.fail(name, f"has dtype {dtype}, but {names[0]!r} has {first}")
 
+    @functools.cached_property
+    def _holds_together(self) -> bool:
+        """Whether the checkpoint holds a tensor of `CheckpointClass.together`."""
+        together = self.description.checkpoint.together
+        names = {
+            prefix + f"{tensor.checkpoint}.weight"
+            for tensor, _, prefix, _ in table(self.config)
+            if tensor.gguf in together
+        }
+        return not names.isdisjoint(self._decoder)
+
     def _is_part(self, name: str) -> bool:
         """Returns whether config.json implies that the checkpoint holds this tensor."""
         entry = self._expected[name].entry
         if name == "output.weight":
             return not self._tied
         weight = name.removesuffix(".bias" if self._expected[name].is_bias else ".weight")
+        if entry.gguf in self.description.checkpoint.together:
+            return self._holds_together
         if self._is_zero(name) or weight in self.description.lacking:
             return False
         if self._expected[name].is_bias:

@@ -7,6 +7,7 @@ memory. If heads or their parts are in another order, the whole checkpoint tenso
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Container, Mapping
 
@@ -75,13 +76,16 @@ def locations(
     held: names in the checkpoint, which decide between alternative locations; None means all names.
     """
     expected, found = expected_tensors(config), {}
-    stored = {(name, entry.suffix): entry for entry in checkpoint.stored for name in entry.holds}
+    stored: dict[tuple[str, str | None], list[Stored]] = collections.defaultdict(list)
+    for entry in checkpoint.stored:
+        for name in entry.holds:
+            stored[name, entry.suffix].append(entry)
     for tensor, gguf, prefix, layer in table(config):
         for suffix in dict.fromkeys((tensor.suffix, "bias", *SCALES)):
             name = f"{gguf}{tensor.gguf}.{suffix}" if suffix else f"{gguf}{tensor.gguf}"
-            where = stored.get((tensor.gguf, suffix))
+            where = next(iter(stored[tensor.gguf, suffix]), None)
             if where is None and (suffix == tensor.suffix or suffix not in SCALES):
-                where = _usual(tensor, stored.get((tensor.gguf, None)), prefix, held)
+                where = _usual(tensor, stored[tensor.gguf, None], prefix, held)
             if where is None or name not in expected:
                 continue
             full = prefix + where.name + _suffix(where, tensor, suffix)
@@ -95,18 +99,20 @@ def locations(
 
 
 def _usual(
-    tensor: Tensor, where: Stored | None, prefix: str, held: Container[str] | None
+    tensor: Tensor, candidates: list[Stored], prefix: str, held: Container[str] | None
 ) -> Stored | None:
     """Returns how a checkpoint stores a tensor; None if it does not store the tensor.
 
-    where: the class's `Stored` for the tensor, which is ignored if it is optional and not held;
-    None means the default name.
+    candidates: the class's `Stored` for the tensor, of which optional ones must be held; then
+    follows the default name.
     """
-    if where is not None and where.optional and held is not None:
-        where = where if prefix + where.name in held else None
-    if where is None and tensor.checkpoint is not None:
-        where = Stored(tensor.checkpoint, (tensor.gguf,))
-    return where
+    for where in candidates:
+        name = prefix + where.name + ("" if where.bare else ".weight")
+        if not where.optional or held is None or name in held:
+            return where
+    if tensor.checkpoint is not None:
+        return Stored(tensor.checkpoint, (tensor.gguf,))
+    return None
 
 
 def _suffix(where: Stored, tensor: Tensor, suffix: str) -> str:

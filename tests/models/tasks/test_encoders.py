@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from support import encoder_folders, encoders
 from support.helpers import nmse
 from support.paths import DATA, ROOT
@@ -110,12 +110,22 @@ def test_folders_of_publishers(kind, tmp_path):
     given, rows = models.load(tmp_path), [ids_of(29), ids_of(3, 1)]
     found = models.embed(given, rows, pooling="none")
     for ids, got in zip(rows, found, strict=True):
-        assert nmse(got, encoders.reference(kind, held, ids)) <= 1e-11
+        assert nmse(got, encoders.reference(given.config.architecture, held, ids)) <= 1e-11
     models.save_gguf(given, tmp_path / "a.gguf")
     again = models.load(tmp_path / "a.gguf")
     assert again.config.context_length == encoders.CONTEXT
     for got, want in zip(models.embed(again, rows, pooling="none"), found, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_further_norms_of_which_one_is_missing(tmp_path):
+    """A folder of jina-embeddings-v2-base-code has all three in every layer."""
+    encoder_folders.write(tmp_path, "jina-bert-v2-code")
+    held = load_file(tmp_path / "model.safetensors")
+    del held["encoder.layer.1.attention.self.layer_norm_k.bias"]
+    save_file(held, tmp_path / "model.safetensors")
+    with pytest.raises(jq.CheckpointError, match=r"layers.1.*layer_norm_k.bias': is missing"):
+        models.load(tmp_path)
 
 
 @pytest.mark.parametrize(
