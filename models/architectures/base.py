@@ -42,6 +42,7 @@ class Stored:
       alternating: rows of the GGUF tensors are interleaved instead of concatenated.
       transposed: matrices are (k, n). None means that the shape decides, since only transformers 4
         transposes them.
+      flat: the rows of all experts' matrices are concatenated in one matrix.
       bare: the name has no `.weight`, and the name of the bias ends in `_bias`.
       as_row: a vector, stored as a matrix with one row.
       suffix: suffix of the names of `holds` in GGUF files; `name` is then complete. None means that
@@ -61,6 +62,7 @@ class Stored:
     holds: tuple[str, ...]
     alternating: bool = False
     transposed: bool | None = False
+    flat: bool = False
     bare: bool = False
     as_row: bool = False
     suffix: str | None = None
@@ -79,6 +81,7 @@ class CheckpointClass:
     """Checkpoint layout of a transformers class, which `architectures` in config.json names.
 
     Attributes:
+      selected_by: key of config.json; if it is not 0, this class replaces others of its name.
       stored: tensors whose names or layouts differ from `Tensor.checkpoint`.
       tensor_names: (regular expression, replacement) of parts of tensors' names, applied in this
         order; then layers' names begin with model.layers.LAYER.
@@ -97,6 +100,7 @@ class CheckpointClass:
       tensors: boolean key of config.json -> tensors that it enables, by GGUF name.
       held: tensors that are optional in GGUF files but always present in such checkpoints.
       together: optional tensors of a layer of which checkpoints hold all or none.
+      without_zeros: tensors among `held` that llama.cpp lacks; left out if all values are 0.
       lacking: boolean key of config.json -> function of (config, layer) that returns the tensors
         that the layer then lacks.
       window: whether sliding_window applies, or the boolean key that enables it.
@@ -130,6 +134,7 @@ class CheckpointClass:
     """
 
     name: str
+    selected_by: str | None = None
     stored: tuple[Stored, ...] = ()
     tensor_names: tuple[tuple[str, str], ...] = ()
     unused: str = ""
@@ -146,6 +151,7 @@ class CheckpointClass:
     tensors: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     held: tuple[str, ...] = ()
     together: tuple[str, ...] = ()
+    without_zeros: tuple[str, ...] = ()
     lacking: Mapping[str, Callable[[Any, int], tuple[str, ...]]] = dataclasses.field(
         default_factory=dict
     )
@@ -212,6 +218,7 @@ class Architecture:
         last layer.
       per_layer_embeddings: layers may have per-layer embeddings, and share keys and values.
       experts: tensors that replace `mlp` in MoE layers; (): no such layers.
+      interleaved_experts: `moe_every_n_layers` says which layers have experts: i if i % n == 1.
       further: further tensors of each layer.
       fused: tensors in files that hold the rows of several, see `fused_names.FUSED`. attn_qkv and
         ffn_gate_up_exps are read in every architecture.
@@ -272,6 +279,7 @@ class Architecture:
     norms: tuple[Tensor, ...] = NORMS
     mlp: tuple[Tensor, ...] = GATED_MLP
     experts: tuple[Tensor, ...] = ()
+    interleaved_experts: bool = False
     further: tuple[Tensor, ...] = ()
     fused: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()

@@ -30,7 +30,6 @@ _ARCHITECTURES = {
             "jina-bert-v3",
             "llama-embed",
             "neo-bert",
-            "nomic-bert-moe",
         ),
         _EMBEDS,
     ),

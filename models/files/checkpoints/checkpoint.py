@@ -125,6 +125,8 @@ class CheckpointSource:
         self._locations = self._match(
             {name: location for name, location in candidates.items() if self._is_part(name)}
         )
+        for name in [name for name in self._locations if self._is_left_out(name)]:
+            del self._locations[name]
         self._made = self.description.rope_divisors | self._zeros()
         self.formats = self._formats()
         self.packed = self._labels()
@@ -156,9 +158,13 @@ class CheckpointSource:
     def metadata(self) -> Mapping[str, Any]:
         """GGUF metadata, with `tokenizer.*` if the folder has a tokenizer.
 
-        Warns of tokenizer settings that GGUF has no key for and most files omit. Raises
-        CheckpointError if GGUF cannot express the tokenizer.
+        Warns of tokenizer settings that GGUF has no key for and most files omit, and of tensors
+        that llama.cpp does not know. Raises CheckpointError if GGUF cannot express the tokenizer.
         """
+        apart = self.description.checkpoint.without_zeros
+        own = [name for name in self._locations if self._expected[name].entry.gguf in apart]
+        if own:
+            warn(f"{self.name}: llama.cpp has no tensor {own[0]} and refuses a file with it")
         return with_tokenizer(self.model_metadata, self.tokenizer)
 
     def read(self, name: str) -> np.ndarray | QuantizedArray:
@@ -430,6 +436,12 @@ class CheckpointSource:
                 )
             if dtype != first:
                 self._weights.fail(name, f"has dtype {dtype}, but {names[0]!r} has {first}")
+
+    def _is_left_out(self, name: str) -> bool:
+        """Returns whether a tensor has only zeros and `CheckpointClass.without_zeros` names it."""
+        if self._expected[name].entry.gguf not in self.description.checkpoint.without_zeros:
+            return False
+        return not self._weights.read(self._locations[name].names[0]).any()
 
     @functools.cached_property
     def _holds_together(self) -> bool:

@@ -31,6 +31,7 @@ class Location:
       shape: required shape of the checkpoint tensor, or of each expert's tensor.
       rows: rows of this tensor, within each expert if `of_experts`.
       of_experts: the tensor is (experts, n, k), or a bias (experts, n).
+      flat: the tensor is (experts * n, k) instead.
       transposed, as_row, channels, logarithms, plain: as in `Stored`.
       tiled: (axis, key heads, value heads, elements per value head) if GGUF files order the heads
         differently; None means the same order.
@@ -42,6 +43,7 @@ class Location:
     shape: tuple[int, ...]
     rows: slice
     of_experts: bool = False
+    flat: bool = False
     transposed: bool | None = False
     as_row: bool = False
     channels: bool = False
@@ -56,7 +58,7 @@ class Location:
 
         blocks: the tensor has blocks along its rows, which are never transposed.
         """
-        if self.groups or self.transposed is False or (self.transposed and not blocks):
+        if self.groups or self.flat or self.transposed is False or (self.transposed and not blocks):
             return self
         *experts, k, n = self.shape
         if blocks:
@@ -140,11 +142,14 @@ def _location(where: Stored, name: str, held: list[Expected], at: int) -> Locati
         names = (name,)
     stored = (1, *stored) if where.as_row else stored
     stored = (*stored[:-1], 1, stored[-1]) if where.channels else stored
+    if where.flat:
+        stored, leading = (experts * stored[0], *stored[1:]), ()
     return Location(
         names,
         (*leading, *stored),
         rows,
         of_experts,
+        where.flat,
         transposed,
         where.as_row,
         where.channels,
@@ -184,6 +189,7 @@ def block_format(weights: DecodedWeights, location: Location) -> str | None:
         for name in location.names
     }
     plain = not (location.transposed or location.as_row or location.channels or location.groups)
+    plain &= not location.flat
     in_rows = location.tiled is None or location.tiled[0] == 0
     only = formats_of.pop() if len(formats_of) == 1 else None
     return only if plain and in_rows and not location.logarithms else None
@@ -261,6 +267,9 @@ def _experts(
     for expert in range(shape[0]):
         if len(location.names) > 1:
             values = take(location.names[expert])
+        elif location.flat:
+            rows = location.shape[0] // shape[0]
+            values = take(location.names[0], slice(expert * rows, (expert + 1) * rows))
         else:
             values = take(location.names[0], slice(expert, expert + 1))[0]
         stacked[expert] = (values.T if location.transposed else values)[location.rows]

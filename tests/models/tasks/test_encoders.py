@@ -118,6 +118,20 @@ def test_folders_of_publishers(kind, tmp_path):
         np.testing.assert_array_equal(got, want)
 
 
+def test_the_bias_of_the_sum_of_experts(tmp_path):
+    """Files hold it unless it is 0, because llama.cpp refuses files with it."""
+    encoder_folders.write(tmp_path, "nomic-bert-moe")
+    name = "blk.1.ffn_exps.bias"
+    with pytest.warns(UserWarning, match=f"llama.cpp has no tensor {name}"):
+        models.quantize_file(tmp_path, tmp_path / "a.gguf", "F32")
+    assert name in jq.gguf.read(tmp_path / "a.gguf").tensors
+    held = load_file(tmp_path / "model.safetensors")
+    held["encoder.layers.1.mlp.experts.bias"] *= 0
+    save_file(held, tmp_path / "model.safetensors")
+    models.quantize_file(tmp_path, tmp_path / "a.gguf", "F32")
+    assert name not in jq.gguf.read(tmp_path / "a.gguf").tensors
+
+
 def test_further_norms_of_which_one_is_missing(tmp_path):
     """A folder of jina-embeddings-v2-base-code has all three in every layer."""
     encoder_folders.write(tmp_path, "jina-bert-v2-code")
@@ -135,7 +149,15 @@ def test_further_norms_of_which_one_is_missing(tmp_path):
         ("nomic-bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction: is 0.5"),
         ("nomic-bert", {"rotary_emb_fraction": None}, "rotary_emb_fraction: is missing"),
         ("nomic-bert", {"hidden_size": 32}, "n_embd: is 64, but hidden_size is 32"),
-        ("nomic-bert", {"moe_every_n_layers": 2}, "moe_every_n_layers: asks for layers with exp"),
+        ("nomic-bert", {"moe_every_n_layers": 2}, "num_experts: is missing"),
+        (
+            "nomic-bert-moe",
+            {"moe_every_n_layers": 1},
+            "moe_every_n_layers: must be an integer",
+        ),
+        ("nomic-bert-moe", {"moe_normalize_expert_weights": True}, "moe_normalize_expert_weights"),
+        ("nomic-bert-moe", {"num_shared_experts": 1}, "num_shared_experts: is 1"),
+        ("nomic-bert-moe", {"num_experts": 4}, "router.layer.weight': has shape (5, 64)"),
         ("nomic-bert", {"activation_function": "gelu"}, "activation_function: is 'gelu'"),
         ("jina-bert-v2", {"feed_forward_type": "reglu"}, "feed_forward_type: is 'reglu'"),
         ("jina-bert-v2", {"position_embedding_type": "absolute"}, "position_embedding_type: is"),
@@ -196,15 +218,16 @@ def test_folders_become_gguf_files(name, tmp_path):
         np.testing.assert_array_equal(value, tensors[tensor], err_msg=tensor)
 
 
-def test_quantized_weights(made, tmp_path):
+@pytest.mark.parametrize("kind, name", [("bert", "0.ffn_up"), ("nomic-bert-moe", "1.ffn_up_exps")])
+def test_quantized_weights(kind, name, made, tmp_path):
     """The matrices stay packed, and the vectors are near those of the floats."""
-    given, held = made("bert")
+    given, held = made(kind)
     models.save_gguf(models.quantize(given, "Q8_0"), tmp_path / "a.gguf")
     packed = models.load(tmp_path / "a.gguf")
-    assert jq.is_quantized(models.named_tensors(packed)["blk.0.ffn_up.weight"])
+    assert jq.is_quantized(models.named_tensors(packed)[f"blk.{name}.weight"])
     ids = ids_of(29)
     got = models.embed(packed, ids, pooling="none")
-    assert nmse(got, encoders.reference("bert", held, ids)) <= 1e-3
+    assert nmse(got, encoders.reference(kind, held, ids)) <= 1e-3
 
 
 def test_batches_are_bounded(made):
@@ -312,7 +335,7 @@ def test_the_page_of_models_names_every_encoder():
 
 @pytest.mark.slow("compiles two programs a mesh", quick=["modern-bert-dp"])
 @pytest.mark.parametrize("axis", ["dp", "tp"])
-@pytest.mark.parametrize("kind", ["modern-bert", "gemma-embedding"])
+@pytest.mark.parametrize("kind", ["modern-bert", "gemma-embedding", "nomic-bert-moe"])
 @pytest.mark.filterwarnings("ignore:.*replicated")
 def test_meshes(kind, axis, tmp_path):
     held = encoders.write(tmp_path / "a.gguf", kind)
