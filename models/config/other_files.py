@@ -27,7 +27,6 @@ _ARCHITECTURES = {
     **dict.fromkeys(
         (
             "eurobert",
-            "jina-bert-v3",
             "llama-embed",
             "neo-bert",
         ),

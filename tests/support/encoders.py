@@ -21,6 +21,7 @@ LAYERS = {
     "nomic-bert": 2,
     "nomic-bert-moe": 3,
     "jina-bert-v2": 2,
+    "jina-bert-v3": 2,
     "modern-bert": 4,
     "gemma-embedding": 6,
 }
@@ -87,6 +88,8 @@ def metadata(kind):
         }
     if kind == "nomic-bert":
         values["rope.freq_base"] = 1000.0
+    if kind == "jina-bert-v3":
+        values["rope.freq_base"] = 20000.0
     if kind == "nomic-bert-moe":
         values |= {
             "rope.freq_base": 10000.0,
@@ -133,7 +136,7 @@ def tensors(kind, seed=0, *, labels=0, more_norms=False, sum_bias=False):
     add("token_embd.weight", vocab, HIDDEN, scale=1.0)
     if kind == "bert":
         add("position_embd.weight", CONTEXT, HIDDEN, scale=0.5)
-    if kind in ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2"):
+    if kind in ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3"):
         add("token_types.weight", 2, HIDDEN, scale=0.5)
     if kind != "gemma-embedding":
         norm("token_embd_norm", kind != "modern-bert")
@@ -144,7 +147,7 @@ def tensors(kind, seed=0, *, labels=0, more_norms=False, sum_bias=False):
                 for name in ("q", "k", "v"):
                     linear(f"{b}attn_{name}", HIDDEN, HIDDEN)
                 linear(f"{b}attn_output", HIDDEN, HIDDEN)
-            case "nomic-bert-moe":
+            case "nomic-bert-moe" | "jina-bert-v3":
                 linear(f"{b}attn_qkv", 3 * HIDDEN, HIDDEN)
                 linear(f"{b}attn_output", HIDDEN, HIDDEN)
             case "nomic-bert" | "modern-bert":
@@ -164,7 +167,7 @@ def tensors(kind, seed=0, *, labels=0, more_norms=False, sum_bias=False):
                 add(f"{b}ffn_down_exps.weight", EXPERTS, HIDDEN, INNER)
                 if sum_bias:
                     add(f"{b}ffn_exps.bias", HIDDEN, scale=0.2)
-            case "bert" | "nomic-bert-moe":
+            case "bert" | "nomic-bert-moe" | "jina-bert-v3":
                 linear(f"{b}ffn_up", INNER, HIDDEN)
                 linear(f"{b}ffn_down", HIDDEN, INNER)
             case "jina-bert-v2":
@@ -290,6 +293,7 @@ def _attention(kind, w, b, layer, x):
     thetas = {
         "nomic-bert": 1000.0,
         "nomic-bert-moe": 10000.0,
+        "jina-bert-v3": 20000.0,
         "modern-bert": 10000.0 if windowed else 160000.0,
         "gemma-embedding": 1e4 if windowed else 1e6,
     }
@@ -331,7 +335,7 @@ def _experts(w, b, x):
 
 def _inner(kind, w, b, x):
     up = _linear(w, f"{b}ffn_up", x)
-    if kind in ("bert", "nomic-bert-moe"):
+    if kind in ("bert", "nomic-bert-moe", "jina-bert-v3"):
         return _gelu(up)
     if f"{b}ffn_gate.weight" in w:
         gate = _linear(w, f"{b}ffn_gate", x)

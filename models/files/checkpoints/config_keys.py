@@ -148,6 +148,7 @@ CLASSES_OF_TYPES: dict[str | None, tuple[str, ...]] = {
         "JinaBertForMaskedLM",
     ),
     "nomic_bert": ("NomicBertModel",),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"),
     "camembert": ("CamembertModel", "CamembertForMaskedLM"),
     "modernbert": (
         "ModernBertModel",

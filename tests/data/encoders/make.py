@@ -102,6 +102,7 @@ FOLDERS = {
     ),
     "nomic-bert": ("NomicBertModel", wordpiece, {}),
     "gemma-embedding": ("Gemma3TextModel", unigram, GEMMA),
+    "jina-bert-v3": ("JinaEmbeddingsV3Model", unigram, {"pad_token_id": 1}),
     "qwen3-reranker": ("Qwen3ForCausalLM", byte_level, QWEN | {"tie_word_embeddings": False}),
     "qwen3-score-reranker": (
         "Qwen3ForSequenceClassification",

@@ -118,6 +118,33 @@ def test_folders_of_publishers(kind, tmp_path):
         np.testing.assert_array_equal(got, want)
 
 
+def test_the_publishers_folder_of_jina_embeddings_v3(tmp_path):
+    """Weights beside adapters, which a text without a task does not use."""
+    source, (given, _) = DATA / "encoders/jina-bert-v3", folder("jina-bert-v3")
+    config = json.loads((source / "config.json").read_text())
+    del config["rope_parameters"]
+    config |= {"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta"}
+    config |= {"lora_adaptations": ["separation"], "lora_alpha": 1, "lora_rank": 4}
+    config |= {"position_embedding_type": "rotary", "rotary_emb_base": 20000.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    held = {}
+    for name, value in load_file(source / "model.safetensors").items():
+        module, suffix = name.rsplit(".", 1)
+        if suffix == "weight" and value.ndim == 2:
+            held[f"roberta.{module}.parametrizations.weight.original"] = value
+            n, k = value.shape
+            adapter = f"roberta.{module}.parametrizations.weight.0.lora"
+            held[f"{adapter}_A"] = np.ones((1, 4, k), np.float32)
+            held[f"{adapter}_B"] = np.ones((1, n, 4), np.float32)
+        else:
+            held[f"roberta.{name}"] = value
+    save_file(held, tmp_path / "model.safetensors")
+    rows = [ids_of(29, vocab=40), ids_of(3, 1, vocab=40)]
+    with pytest.warns(UserWarning, match="LoRA adapters of tasks are not read: separation"):
+        found = models.load(tmp_path)
+    np.testing.assert_array_equal(models.embed(found, rows), models.embed(given, rows))
+
+
 def test_the_bias_of_the_sum_of_experts(tmp_path):
     """Files hold it unless it is 0, because llama.cpp refuses files with it."""
     encoder_folders.write(tmp_path, "nomic-bert-moe")
