@@ -29,7 +29,12 @@ def _metadata(fields: Any) -> Mapping[str, Any]:
 
 
 def _published(fields: Any) -> Mapping[str, Any]:
-    """Like `_metadata`, for the publisher's folder; warns of its adapters."""
+    """Like `_metadata`, for the publisher's folder; warns of its adapters.
+
+    The publisher's class defaults to another base of rope.
+    """
+    if "rotary_emb_base" not in fields:
+        fields.fail("rotary_emb_base", "is missing")
     if names := fields.array("lora_adaptations"):
         warn(f"LoRA adapters of tasks are not read: {', '.join(map(str, names)):.200}")
     return _metadata(fields)

@@ -122,7 +122,9 @@ def test_the_publishers_folder_of_jina_embeddings_v3(tmp_path):
     """Weights beside adapters, which a text without a task does not use."""
     source, (given, _) = DATA / "encoders/jina-bert-v3", folder("jina-bert-v3")
     config = json.loads((source / "config.json").read_text())
-    del config["rope_parameters"]
+    del config["rope_parameters"]  # the default of transformers' class
+    shutil.copytree(source, tmp_path / "a")
+    (tmp_path / "a/config.json").write_text(json.dumps(config))
     config |= {"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta"}
     config |= {"lora_adaptations": ["separation"], "lora_alpha": 1, "lora_rank": 4}
     config |= {"position_embedding_type": "rotary", "rotary_emb_base": 20000.0}
@@ -142,7 +144,12 @@ def test_the_publishers_folder_of_jina_embeddings_v3(tmp_path):
     rows = [ids_of(29, vocab=40), ids_of(3, 1, vocab=40)]
     with pytest.warns(UserWarning, match="LoRA adapters of tasks are not read: separation"):
         found = models.load(tmp_path)
-    np.testing.assert_array_equal(models.embed(found, rows), models.embed(given, rows))
+    for model in (found, models.load(tmp_path / "a")):
+        np.testing.assert_array_equal(models.embed(model, rows), models.embed(given, rows))
+    del config["rotary_emb_base"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(jq.CheckpointError, match="rotary_emb_base: is missing"):
+        models.load(tmp_path)
 
 
 def test_the_bias_of_the_sum_of_experts(tmp_path):
