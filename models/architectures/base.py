@@ -42,11 +42,12 @@ class Stored:
       alternating: rows of the GGUF tensors are interleaved instead of concatenated.
       transposed: matrices are (k, n). None means that the shape decides, since only transformers 4
         transposes them.
+      flat: the rows of all experts' matrices are concatenated in one matrix.
       bare: the name has no `.weight`, and the name of the bias ends in `_bias`.
       as_row: a vector, stored as a matrix with one row.
       suffix: suffix of the names of `holds` in GGUF files; `name` is then complete. None means that
         `holds` are weights and their biases.
-      optional: if the tensor is missing, the default names are used.
+      optional: if the tensor is missing, a later `Stored` of `holds` or the default names are used.
       channels: a convolution, stored as (channels, 1, width).
       logarithms: stores the logarithms of the negated values.
       plain: a norm to which `norm_offset` does not apply.
@@ -61,6 +62,7 @@ class Stored:
     holds: tuple[str, ...]
     alternating: bool = False
     transposed: bool | None = False
+    flat: bool = False
     bare: bool = False
     as_row: bool = False
     suffix: str | None = None
@@ -79,6 +81,7 @@ class CheckpointClass:
     """Checkpoint layout of a transformers class, which `architectures` in config.json names.
 
     Attributes:
+      selected_by: key of config.json; if it is not 0, this class replaces others of its name.
       stored: tensors whose names or layouts differ from `Tensor.checkpoint`.
       tensor_names: (regular expression, replacement) of parts of tensors' names, applied in this
         order; then layers' names begin with model.layers.LAYER.
@@ -96,6 +99,8 @@ class CheckpointClass:
         that checkpoints lack if it is false. GGUF files hold zeros, as llama.cpp requires.
       tensors: boolean key of config.json -> tensors that it enables, by GGUF name.
       held: tensors that are optional in GGUF files but always present in such checkpoints.
+      together: optional tensors of a layer of which checkpoints hold all or none.
+      without_zeros: tensors among `held` that llama.cpp lacks; left out if all values are 0.
       lacking: boolean key of config.json -> function of (config, layer) that returns the tensors
         that the layer then lacks.
       window: whether sliding_window applies, or the boolean key that enables it.
@@ -120,12 +125,16 @@ class CheckpointClass:
       tied_by_text: text_config may tie them even if config.json itself says no.
       text_config: a multimodal class; the object text_config describes the decoder.
       flat: config.json itself may describe the decoder instead, as in early files.
+      reranker: text in the name of a model, or in a title of its README.md, that says that it is a
+        reranker; "": always; None: never. Its head is `score` if `computed` has its labels,
+        else the output layer's rows of yes and no.
       further_layers: key of config.json that counts the multi-token-prediction (MTP) layers after
         the last layer, which are not run.
       further_tensors: prefix of the names of MTP tensors that are not numbered as layers.
     """
 
     name: str
+    selected_by: str | None = None
     stored: tuple[Stored, ...] = ()
     tensor_names: tuple[tuple[str, str], ...] = ()
     unused: str = ""
@@ -141,6 +150,8 @@ class CheckpointClass:
     zero_biases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tensors: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     held: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()
+    without_zeros: tuple[str, ...] = ()
     lacking: Mapping[str, Callable[[Any, int], tuple[str, ...]]] = dataclasses.field(
         default_factory=dict
     )
@@ -162,6 +173,7 @@ class CheckpointClass:
     tied_by_text: bool = False
     text_config: bool = False
     flat: bool = False
+    reranker: str | None = None
     further_layers: str | None = None
     further_tensors: str | None = None
 
@@ -206,6 +218,7 @@ class Architecture:
         last layer.
       per_layer_embeddings: layers may have per-layer embeddings, and share keys and values.
       experts: tensors that replace `mlp` in MoE layers; (): no such layers.
+      interleaved_experts: `moe_every_n_layers` says which layers have experts: i if i % n == 1.
       further: further tensors of each layer.
       fused: tensors in files that hold the rows of several, see `fused_names.FUSED`. attn_qkv and
         ffn_gate_up_exps are read in every architecture.
@@ -266,6 +279,7 @@ class Architecture:
     norms: tuple[Tensor, ...] = NORMS
     mlp: tuple[Tensor, ...] = GATED_MLP
     experts: tuple[Tensor, ...] = ()
+    interleaved_experts: bool = False
     further: tuple[Tensor, ...] = ()
     fused: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()

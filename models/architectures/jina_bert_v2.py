@@ -1,4 +1,8 @@
-"""Describes the architecture of jina-embeddings-v2: BERT with ALiBi and GEGLU."""
+"""Describes the architecture of jina-embeddings-v2: BERT with ALiBi and GEGLU.
+
+jina-embeddings-v2-base-code also normalizes queries and keys, and the attention's output once more.
+Its checkpoints hold the gate's rows after those of `up`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,9 @@ from .tensor_tables import Tensor, optional
 
 _NORMS = optional(
     (
-        Tensor("attn_q_norm", "attention.q_norm", None, "q", bias="norm"),
-        Tensor("attn_k_norm", "attention.k_norm", None, "kv", bias="norm"),
-        Tensor("attn_norm_2", "attention.second_norm", None, "hidden", bias="norm"),
+        Tensor("attn_q_norm", "attention.q_norm", "attention.self.layer_norm_q", "q", bias="norm"),
+        Tensor("attn_k_norm", "attention.k_norm", "attention.self.layer_norm_k", "kv", bias="norm"),
+        Tensor("attn_norm_2", "attention.second_norm", "layer_norm_1", "hidden", bias="norm"),
     )
 )
 
@@ -28,6 +32,9 @@ _MLP = (*GATED_BERT_MLP[:2], dataclasses.replace(GATED_BERT_MLP[2], bias="down")
 _JINA_BERT = CheckpointClass(
     "JinaBertModel",
     stored=(
+        Stored("mlp.up_gated_layer", ("ffn_up", "ffn_gate"), optional=True),
+        Stored("mlp.down_layer", ("ffn_down",), optional=True),
+        Stored("layer_norm_2", ("layer_output_norm",), optional=True),
         Stored("mlp.gated_layers", ("ffn_gate", "ffn_up")),
         Stored("mlp.wo", ("ffn_down",)),
         Stored("mlp.layernorm", ("layer_output_norm",)),
@@ -35,6 +42,7 @@ _JINA_BERT = CheckpointClass(
     tensor_names=((r"^bert\.", ""), (r"^encoder\.layer\.", "model.layers.")),
     unused=r"embeddings\.(position|token_type)_ids|(pooler|cls)\..*",
     held=("token_types",),
+    together=tuple(norm.gguf for norm in _NORMS),
     held_biases=("qkv", "attention_output", "down"),
     required=(),
     defaults={"max_position_embeddings": 512, "layer_norm_eps": 1e-12},

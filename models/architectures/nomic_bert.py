@@ -31,9 +31,6 @@ def _metadata(fields: Any) -> Mapping[str, Any]:
     for key in _PUBLISHED:
         if key not in fields:
             fields.fail(key, "is missing")
-    if fields.integer("moe_every_n_layers", 0):
-        problem = "asks for layers with experts (nomic-bert-moe), which are not supported"
-        fields.fail("moe_every_n_layers", problem)
     trained = fields.integer("max_trained_positions", 2048, least=1)
     return {**found, "context_length": min(trained, fields.integer("n_positions"))}
 

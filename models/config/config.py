@@ -214,7 +214,9 @@ class Config:
 
     def has_experts(self, layer: int) -> bool:
         """Returns whether the feed-forward network of a layer is an MoE."""
-        return self.experts is not None and layer >= self.experts.dense_layers
+        if (experts := self.experts) is None or layer < experts.dense_layers:
+            return False
+        return not experts.interval or layer % experts.interval == 1
 
     @functools.cached_property
     def ropes(self) -> tuple[Rope, ...]:

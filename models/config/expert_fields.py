@@ -8,7 +8,7 @@ from typing import Any
 
 from jax_q4k.gguf import REQUIRED, Fields
 
-from ..architectures.base import GROUP_BEST, Architecture, Routing
+from ..architectures.base import GROUP_BEST, MAX_LAYERS, Architecture, Routing
 
 MAX_EXPERTS = 1024  # per layer; far above any real model
 
@@ -17,6 +17,7 @@ _COUNT, _USED, _SIZE = "expert_count", "expert_used_count", "expert_feed_forward
 _SHARED_SIZE, _SHARED_COUNT = "expert_shared_feed_forward_length", "expert_shared_count"
 _DENSE, _GATING = "leading_dense_block_count", "expert_gating_func"
 _NORMALIZE, _SCALE = "expert_weights_norm", "expert_weights_scale"
+_INTERVAL = "moe_every_n_layers"
 _GROUPS, _GROUPS_USED = "expert_group_count", "expert_group_used_count"
 
 
@@ -28,6 +29,7 @@ class Experts:
       count, used: number of experts per layer, and per token.
       size: inner size of each expert. shared_size: inner size of the shared expert; 0: none.
       dense_layers: number of leading layers without experts.
+      interval: n, if only layers i with i % n == 1 have experts; 0: all other layers.
       gating, normalize, scale, groups, groups_used, group_best: arguments of `jax_q4k.route`.
     """
 
@@ -36,6 +38,7 @@ class Experts:
     size: int
     shared_size: int = 0
     dense_layers: int = 0
+    interval: int = 0
     gating: str = "softmax"
     normalize: bool = True
     scale: float = 1.0
@@ -70,6 +73,7 @@ def read(
     )
     if not count:
         return None
+    interval = integer(_INTERVAL, least=2, most=MAX_LAYERS) if kind.interleaved_experts else 0
     size = integer(_SIZE, inner if kind.mlp else REQUIRED, least=1, most=max_size)
     shared = integer(_SHARED_SIZE, 0, least=0, most=max_size)
     if not shared:
@@ -81,6 +85,7 @@ def read(
         size=size,
         shared_size=shared,
         dense_layers=integer(_DENSE, 0, least=0, most=layers),
+        interval=interval,
         group_best=file.integer(GROUP_BEST, 2, least=1, most=2),
         **_routing(get, kind.routing, count, used, kind.routing.default_gating(layers, vocab_size)),
     )
@@ -121,6 +126,7 @@ def write(experts: Experts | None, kind: Architecture) -> dict[str, Any]:
     others = {
         _SHARED_SIZE: (experts.shared_size, 0),
         _DENSE: (experts.dense_layers, 0),
+        _INTERVAL: (experts.interval, 0),
         _SCALE: (experts.scale, 1.0),
         _GROUPS: (experts.groups, 1),
         _GROUPS_USED: (experts.groups_used, experts.groups),

@@ -29,7 +29,7 @@ _READ = frozenset(
     attention.sliding_window_pattern attention.temperature_scale
     expert_count expert_used_count expert_feed_forward_length expert_shared_feed_forward_length
     expert_shared_count expert_gating_func expert_group_count expert_group_used_count
-    expert_weights_norm expert_weights_scale
+    expert_weights_norm expert_weights_scale moe_every_n_layers
     classifier.output_labels
     dense_2_feat_in dense_2_feat_out dense_3_feat_in dense_3_feat_out
     rope.dimension_count rope.dimension_count_swa rope.freq_base rope.freq_base_swa
@@ -57,7 +57,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.output_scale": (0, 1),
     "attention.temperature_length": (0,),
     "interleave_moe_layer_step": (0, 1),
-    "moe_every_n_layers": (0, 1),
     "rope.scaling.alpha": (0, 1),
     "rope.scaling.yarn_ext_factor": (-1, 1),
     "router_logit_softcapping": (0,),
@@ -101,6 +100,8 @@ def _of_kind(kind: Architecture) -> dict[str, tuple[Any, ...]]:
         neutral["rope.scaling.yarn_beta_fast"] = (32,)
         neutral["rope.scaling.yarn_beta_slow"] = (1,)
         neutral["rope.scaling.yarn_log_multiplier"] = (0,)
+    if not kind.interleaved_experts:
+        neutral["moe_every_n_layers"] = (0, 1)
     if not kind.temperature:
         neutral["attention.temperature_scale"] = (0,)
     if kind.experts and kind.routing.gating is not None:

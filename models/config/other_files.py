@@ -27,10 +27,8 @@ _ARCHITECTURES = {
     **dict.fromkeys(
         (
             "eurobert",
-            "jina-bert-v3",
             "llama-embed",
             "neo-bert",
-            "nomic-bert-moe",
         ),
         _EMBEDS,
     ),

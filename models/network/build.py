@@ -132,7 +132,7 @@ def _network(
     shared = MLP(**parts["mlp.shared"], **options) if "mlp.shared" in parts else None
     options |= {"shared": shared, "shape": config.experts}
     if "mlp.experts" not in parts:
-        return Experts(**parts["mlp"], **options, **scaled)
+        return Experts(**{"gate": None} | parts["mlp"], **options, **scaled)
     dense = MLP(**parts["mlp.dense"], activation=config.kind.activation)
     experts = Experts(**parts["mlp.experts"], **options)
     return DenseBesideExperts(dense, experts, **parts["mlp"], **scaled)

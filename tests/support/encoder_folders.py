@@ -9,6 +9,19 @@ from . import encoders
 
 #: Kind -> its name in a checkpoint for each GGUF name within a layer.
 LAYER = {
+    "jina-bert-v2-code": {
+        "attn_q": "attention.self.query",
+        "attn_k": "attention.self.key",
+        "attn_v": "attention.self.value",
+        "attn_q_norm": "attention.self.layer_norm_q",
+        "attn_k_norm": "attention.self.layer_norm_k",
+        "attn_output": "attention.output.dense",
+        "attn_output_norm": "attention.output.LayerNorm",
+        "attn_norm_2": "layer_norm_1",
+        "ffn_up": "mlp.up_gated_layer",
+        "ffn_down": "mlp.down_layer",
+        "layer_output_norm": "layer_norm_2",
+    },
     "jina-bert-v2": {
         "attn_q": "attention.self.query",
         "attn_k": "attention.self.key",
@@ -18,6 +31,18 @@ LAYER = {
         "ffn_up": "mlp.gated_layers",
         "ffn_down": "mlp.wo",
         "layer_output_norm": "mlp.layernorm",
+    },
+    "nomic-bert-moe": {
+        "attn_qkv": "attn.Wqkv",
+        "attn_output": "attn.out_proj",
+        "attn_output_norm": "norm1",
+        "ffn_up": "mlp.fc1",
+        "ffn_down": "mlp.fc2",
+        "ffn_gate_inp": "mlp.router.layer",
+        "ffn_up_exps": "mlp.experts.mlp.w1",
+        "ffn_down_exps": "mlp.experts.mlp.w2",
+        "ffn_exps": "mlp.experts",
+        "layer_output_norm": "norm2",
     },
     "nomic-bert": {
         "attn_qkv": "attn.Wqkv",
@@ -29,10 +54,30 @@ LAYER = {
         "layer_output_norm": "norm2",
     },
 }
+#: Kind -> architecture, and options of `encoders.tensors`.
+VARIANTS = {
+    "jina-bert-v2-code": ("jina-bert-v2", {"more_norms": True}),
+    "nomic-bert-moe": ("nomic-bert-moe", {"sum_bias": True}),
+}
 #: Kind -> prefix of a layer's tensors, and name of the embeddings' norm.
 _AROUND = {
     "jina-bert-v2": ("encoder.layer", "embeddings.LayerNorm"),
     "nomic-bert": ("encoder.layers", "emb_ln"),
+    "nomic-bert-moe": ("encoder.layers", "emb_ln"),
+}
+
+
+_MOE = {
+    "expert_choice_router": False,
+    "ffn_div": 1,
+    "moe_every_n_layers": 2,
+    "moe_impl": "megablocks",
+    "moe_normalize_expert_weights": False,
+    "moe_resid_pdrop": 0.0,
+    "moe_top_k": encoders.USED,
+    "num_experts": encoders.EXPERTS,
+    "num_shared_experts": 0,
+    "router_aux_loss_coef": 0.1,
 }
 
 
@@ -75,8 +120,9 @@ def config(kind):
             "vocab_size": vocab,
         }
     code = "nomic-ai/nomic-bert-2048"
+    moe = kind == "nomic-bert-moe"
     return {
-        "activation_function": "swiglu",
+        "activation_function": "gelu" if moe else "swiglu",
         "architectures": ["NomicBertModel"],
         "attn_pdrop": 0.0,
         "auto_map": {
@@ -93,8 +139,8 @@ def config(kind):
         "initializer_range": 0.02,
         "layer_norm_epsilon": encoders.EPS,
         "max_trained_positions": encoders.CONTEXT,
-        "mlp_fc1_bias": False,
-        "mlp_fc2_bias": False,
+        "mlp_fc1_bias": moe,
+        "mlp_fc2_bias": moe,
         "model_type": "nomic_bert",
         "n_embd": encoders.HIDDEN,
         "n_head": encoders.HEADS,
@@ -105,10 +151,10 @@ def config(kind):
         "parallel_block": False,
         "parallel_block_tied_norm": False,
         "prenorm": False,
-        "qkv_proj_bias": False,
+        "qkv_proj_bias": moe,
         "reorder_and_upcast_attn": False,
         "resid_pdrop": 0.0,
-        "rotary_emb_base": 1000,
+        "rotary_emb_base": 10000 if moe else 1000,
         "rotary_emb_fraction": 1.0,
         "rotary_emb_interleaved": False,
         "rotary_emb_scale_base": None,
@@ -127,15 +173,16 @@ def config(kind):
         "use_rms_norm": False,
         "use_xentropy": True,
         "vocab_size": vocab,
-    }
+    } | (_MOE if moe else {})
 
 
 def write(folder, kind, **changes):
     """Writes a folder without a tokenizer; changes: of its config.json. Returns `tensors`."""
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config(kind) | changes))
-    held = encoders.tensors(kind)
-    layers, norm = _AROUND[kind]
+    architecture, options = VARIANTS.get(kind, (kind, {}))
+    (folder / "config.json").write_text(json.dumps(config(architecture) | changes))
+    held = encoders.tensors(architecture, **options)
+    layers, norm = _AROUND[architecture]
     names = {
         "token_embd": "embeddings.word_embeddings",
         "token_types": "embeddings.token_type_embeddings",
@@ -149,6 +196,12 @@ def write(folder, kind, **changes):
         else:
             short, suffix = name.rsplit(".", 1)
             where = names[short]
+        if short == "ffn_up" and kind == "jina-bert-v2-code":  # the gate's rows are the last
+            value = np.roll(value, encoders.INNER, axis=0)
+        if value.ndim == 3:  # (experts * inner, hidden)
+            value = value.swapaxes(1, 2) if short == "ffn_down_exps" else value
+            stored[where] = value.reshape(-1, encoders.HIDDEN).copy()
+            continue
         stored[f"{where}.{suffix}"] = np.ascontiguousarray(value)
     save_file(stored, folder / "model.safetensors")
     return held

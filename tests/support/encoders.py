@@ -10,12 +10,21 @@ import numpy as np
 
 from jax_q4k import gguf
 
+EXPERTS, USED = 5, 2
 HIDDEN, HEADS, INNER, CONTEXT, WINDOW = 64, 4, 96, 640, 12
 EPS = 1e-6
 WORDS = ["the", "sea", "was", "calm", "no", "##body", "##s", "a", "word", "said", ",", ".", "##a"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-#: Kind -> layers: as many as have full and windowed attention.
-LAYERS = {"bert": 2, "nomic-bert": 2, "jina-bert-v2": 2, "modern-bert": 4, "gemma-embedding": 6}
+#: Kind -> layers: as many as have full and windowed attention, or experts in one of them.
+LAYERS = {
+    "bert": 2,
+    "nomic-bert": 2,
+    "nomic-bert-moe": 3,
+    "jina-bert-v2": 2,
+    "jina-bert-v3": 2,
+    "modern-bert": 4,
+    "gemma-embedding": 6,
+}
 KINDS = tuple(LAYERS)
 
 
@@ -79,6 +88,15 @@ def metadata(kind):
         }
     if kind == "nomic-bert":
         values["rope.freq_base"] = 1000.0
+    if kind == "jina-bert-v3":
+        values["rope.freq_base"] = 20000.0
+    if kind == "nomic-bert-moe":
+        values |= {
+            "rope.freq_base": 10000.0,
+            "expert_count": EXPERTS,
+            "expert_used_count": USED,
+            "moe_every_n_layers": 2,
+        }
     values[norm] = EPS
     prefixed = {f"{kind}.{key}": _typed(value) for key, value in values.items()}
     return {"general.architecture": kind, **prefixed, **words}
@@ -90,8 +108,12 @@ def _typed(value):
     return np.uint32(value) if isinstance(value, int) else np.float32(value)
 
 
-def tensors(kind, seed=0, *, labels=0):
-    """Random tensors of a file by name, float32; labels: of a classification head, 0: none."""
+def tensors(kind, seed=0, *, labels=0, more_norms=False, sum_bias=False):
+    """Random tensors of a file by name, float32.
+
+    labels: of a classification head, 0: none. more_norms: of queries and keys and a second one of
+    the attention's output, as in jina-embeddings-v2-base-code. sum_bias: of the sum of experts.
+    """
     rng = np.random.default_rng(seed)
     found = {}
 
@@ -114,7 +136,7 @@ def tensors(kind, seed=0, *, labels=0):
     add("token_embd.weight", vocab, HIDDEN, scale=1.0)
     if kind == "bert":
         add("position_embd.weight", CONTEXT, HIDDEN, scale=0.5)
-    if kind in ("bert", "nomic-bert", "jina-bert-v2"):
+    if kind in ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3"):
         add("token_types.weight", 2, HIDDEN, scale=0.5)
     if kind != "gemma-embedding":
         norm("token_embd_norm", kind != "modern-bert")
@@ -124,6 +146,9 @@ def tensors(kind, seed=0, *, labels=0):
             case "bert" | "jina-bert-v2":
                 for name in ("q", "k", "v"):
                     linear(f"{b}attn_{name}", HIDDEN, HIDDEN)
+                linear(f"{b}attn_output", HIDDEN, HIDDEN)
+            case "nomic-bert-moe" | "jina-bert-v3":
+                linear(f"{b}attn_qkv", 3 * HIDDEN, HIDDEN)
                 linear(f"{b}attn_output", HIDDEN, HIDDEN)
             case "nomic-bert" | "modern-bert":
                 linear(f"{b}attn_qkv", 3 * HIDDEN, HIDDEN, bias=False)
@@ -136,7 +161,13 @@ def tensors(kind, seed=0, *, labels=0):
                     size = HIDDEN // HEADS
                     found[f"{b}{name}.weight"] = (1 + rng.standard_normal(size) / 5).astype("f4")
         match kind:
-            case "bert":
+            case "nomic-bert-moe" if i % 2:
+                add(f"{b}ffn_gate_inp.weight", EXPERTS, HIDDEN)
+                add(f"{b}ffn_up_exps.weight", EXPERTS, INNER, HIDDEN)
+                add(f"{b}ffn_down_exps.weight", EXPERTS, HIDDEN, INNER)
+                if sum_bias:
+                    add(f"{b}ffn_exps.bias", HIDDEN, scale=0.2)
+            case "bert" | "nomic-bert-moe" | "jina-bert-v3":
                 linear(f"{b}ffn_up", INNER, HIDDEN)
                 linear(f"{b}ffn_down", HIDDEN, INNER)
             case "jina-bert-v2":
@@ -160,6 +191,8 @@ def tensors(kind, seed=0, *, labels=0):
             case _:
                 norm(f"{b}attn_output_norm")
                 norm(f"{b}layer_output_norm")
+        for name in ("attn_q_norm", "attn_k_norm", "attn_norm_2") if more_norms else ():
+            norm(f"{b}{name}")
     if kind in ("modern-bert", "gemma-embedding"):
         norm("output_norm", bias=False)
     if kind == "gemma-embedding":
@@ -171,7 +204,7 @@ def tensors(kind, seed=0, *, labels=0):
     return found
 
 
-def write(path, kind, *, labels=0, **more):
+def write(path, kind, *, labels=0, more_norms=False, **more):
     """Writes a file; more: further metadata, with dots written as two underscores."""
     values = metadata(kind) | {
         f"{kind}.{key.replace('__', '.')}": value for key, value in more.items()
@@ -180,7 +213,7 @@ def write(path, kind, *, labels=0, **more):
         values[f"{kind}.pooling_type"] = np.uint32(4)
         names = [f"LABEL_{i}" for i in range(labels)]
         values[f"{kind}.classifier.output_labels"] = names
-    held = tensors(kind, labels=labels)
+    held = tensors(kind, labels=labels, more_norms=more_norms)
     gguf.write(path, values, {k: gguf.TensorPieces.of(k, v) for k, v in held.items()})
     return held
 
@@ -206,10 +239,15 @@ def reference(kind, held, ids, second=None):
         y = _linear(w, f"{b}attn_output", _attention(kind, w, b, i, h))
         if kind == "gemma-embedding":
             y = _norm(w, f"{b}post_attention_norm", y)
-        x = x + y
+        before, x = x, x + y
         x = x if pre else _norm(w, f"{b}attn_output_norm", x)
+        if f"{b}attn_norm_2.weight" in w:
+            x = _norm(w, f"{b}attn_norm_2", x + before)
         h = _norm(w, f"{b}ffn_norm", x) if pre else x
-        y = _linear(w, f"{b}ffn_down", _inner(kind, w, b, h))
+        if f"{b}ffn_gate_inp.weight" in w:
+            y = _experts(w, b, h)
+        else:
+            y = _linear(w, f"{b}ffn_down", _inner(kind, w, b, h))
         if kind == "gemma-embedding":
             y = _norm(w, f"{b}post_ffw_norm", y)
         x = x + y
@@ -240,6 +278,8 @@ def _attention(kind, w, b, layer, x):
         q, k, v = np.split(_linear(w, f"{b}attn_qkv", x), 3, axis=-1)
     else:
         q, k, v = (_linear(w, f"{b}attn_{name}", x) for name in ("q", "k", "v"))
+    if f"{b}attn_norm_2.weight" in w:
+        q, k = _norm(w, f"{b}attn_q_norm", q), _norm(w, f"{b}attn_k_norm", k)
     q, k, v = (y.reshape(count, -1, size) for y in (q, k, v))
     if kind == "gemma-embedding":
         q, k = (
@@ -252,6 +292,8 @@ def _attention(kind, w, b, layer, x):
     }.get(kind, False)
     thetas = {
         "nomic-bert": 1000.0,
+        "nomic-bert-moe": 10000.0,
+        "jina-bert-v3": 20000.0,
         "modern-bert": 10000.0 if windowed else 160000.0,
         "gemma-embedding": 1e4 if windowed else 1e6,
     }
@@ -279,9 +321,21 @@ def _rotated(x, theta):
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
+def _experts(w, b, x):
+    """The experts of the largest probabilities, weighted with these, which are not normalized."""
+    scores = np.exp(_linear(w, f"{b}ffn_gate_inp", x))
+    scores /= scores.sum(-1, keepdims=True)
+    found = np.zeros_like(x) + w.get(f"{b}ffn_exps.bias", 0.0)
+    for token, score in enumerate(scores):
+        for expert in np.argsort(-score)[:USED]:
+            inner = _gelu(w[f"{b}ffn_up_exps.weight"][expert] @ x[token])
+            found[token] += score[expert] * (w[f"{b}ffn_down_exps.weight"][expert] @ inner)
+    return found
+
+
 def _inner(kind, w, b, x):
     up = _linear(w, f"{b}ffn_up", x)
-    if kind == "bert":
+    if kind in ("bert", "nomic-bert-moe", "jina-bert-v3"):
         return _gelu(up)
     if f"{b}ffn_gate.weight" in w:
         gate = _linear(w, f"{b}ffn_gate", x)

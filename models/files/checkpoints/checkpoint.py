@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from jax_q4k.collecting import gc_throttled
 from ...architectures.base import CheckpointClass
 from ...architectures.tensor_tables import Tensor
 from ...config import Config
-from ...config.tensors import expected_tensors
+from ...config.tensors import expected_tensors, table
 from ...network.lazy import lazy_decoder
 from ...runner.model import Model
 from ...sharding.plan import Rules, plan_sharding
@@ -33,7 +34,14 @@ from ...support.json_fields import JSONFields
 from ...support.warn import warn
 from ..gguf import with_tokenizer
 from ..quantizing import recipes
-from . import config_json, model_card, sentence_transformers, tensor_locations, tokenizer_files
+from . import (
+    config_json,
+    model_card,
+    ranking,
+    sentence_transformers,
+    tensor_locations,
+    tokenizer_files,
+)
 from .packed.methods import packed_tensors, settings_in
 from .packed.weights import DecodedWeights
 from .safetensors import TYPES, Weights
@@ -93,9 +101,13 @@ class CheckpointSource:
         vectors = sentence_transformers.settings(folder, self.description.config.kind)
         if vectors.dense is not None:
             self.description = _with_dense(self.description, vectors.dense[2])
+        ranks = ranking.ranking_of(self.description, folder, fields)
+        if ranks is not None:
+            self.description = ranks.description
         self.config = self.description.config
-        self.tokenizer = tokenizer_files.load(folder, fields, self.config.vocab_size)
-        self.model_metadata: dict[str, Any] = self.description.metadata | vectors.metadata
+        templates = {} if ranks is None else ranking.TEMPLATES
+        self.tokenizer = tokenizer_files.load(folder, fields, self.config.vocab_size, templates)
+        self.model_metadata: dict[str, Any] = vectors.metadata | self.description.metadata
         self.model_metadata |= tokenizer_files.sampling(folder, fields)
         weights = Weights(location)
         for path, name in zip((vectors.dense or ())[:2], ("dense_2", "dense_3"), strict=False):
@@ -104,6 +116,7 @@ class CheckpointSource:
             weights, packed_tensors(weights, settings_in(folder, fields))
         )
         self._decoder = self._of_the_decoder()
+        self._head = None if ranks is None else self._ranking_head(ranks, folder)
         tied = self.description.tied or self._lacks_a_head()
         self._tied = tied and self._tie()
         self._expected = expected_tensors(self.config)
@@ -112,6 +125,8 @@ class CheckpointSource:
         self._locations = self._match(
             {name: location for name, location in candidates.items() if self._is_part(name)}
         )
+        for name in [name for name in self._locations if self._is_left_out(name)]:
+            del self._locations[name]
         self._made = self.description.rope_divisors | self._zeros()
         self.formats = self._formats()
         self.packed = self._labels()
@@ -122,8 +137,12 @@ class CheckpointSource:
         self.tensors: dict[str, tuple[int, ...]] = {
             name: self._expected[name].shape for name in names
         } | {name: values.shape for name, values in self._made.items()}
+        if self._head is not None:
+            self.tensors[ranking.HEAD] = self._expected[ranking.HEAD].shape
         self.model_metadata |= model_card.metadata(folder, fields.values, self.tensors)
         self.nbytes = self._nbytes() | {name: v.nbytes for name, v in self._made.items()}
+        if self._head is not None:
+            self.nbytes[ranking.HEAD] = 4 * math.prod(self.tensors[ranking.HEAD])
 
     def __enter__(self) -> CheckpointSource:
         return self
@@ -139,9 +158,13 @@ class CheckpointSource:
     def metadata(self) -> Mapping[str, Any]:
         """GGUF metadata, with `tokenizer.*` if the folder has a tokenizer.
 
-        Warns of tokenizer settings that GGUF has no key for and most files omit. Raises
-        CheckpointError if GGUF cannot express the tokenizer.
+        Warns of tokenizer settings that GGUF has no key for and most files omit, and of tensors
+        that llama.cpp does not know. Raises CheckpointError if GGUF cannot express the tokenizer.
         """
+        apart = self.description.checkpoint.without_zeros
+        own = [name for name in self._locations if self._expected[name].entry.gguf in apart]
+        if own:
+            warn(f"{self.name}: llama.cpp has no tensor {own[0]} and refuses a file with it")
         return with_tokenizer(self.model_metadata, self.tokenizer)
 
     def read(self, name: str) -> np.ndarray | QuantizedArray:
@@ -151,6 +174,8 @@ class CheckpointSource:
         """
         if name in self._made:
             return self._made[name]
+        if self._head is not None and name == ranking.HEAD:
+            return self._head.read(self._weights)
         expected = self._expected[name]
         if name in self._scales:
             factors = map(self._weights.factor, self._locations[self._scales[name]].names)
@@ -292,9 +317,25 @@ class CheckpointSource:
         self._skip(found, shared, "keys and values of layers that reuse another layer's")
         return found
 
+    def _ranking_head(self, ranks: ranking.Ranking, folder: Path) -> ranking.Head:
+        """Returns the location of a reranker's head; removes `score` from the decoder's tensors."""
+        if ranks.rows is None:
+            tied = self.description.tied or "embed_tokens.weight" in self._weights.stored
+            name = _EMBEDDING if tied and _HEAD not in self._decoder else _HEAD
+            shape = self.config.vocab_size, self.config.hidden_size
+            rows = ranks.answers(self.tokenizer, folder)
+        else:
+            name, rows = ranking.SCORE, ranks.rows
+            shape = len(rows) - rows.count(None), self.config.hidden_size
+        head = self._found(name, shape)
+        self._check_types([head])
+        self._decoder.pop(ranking.SCORE, None)
+        return ranking.Head(head, rows)
+
     def _lacks_a_head(self) -> bool:
-        """Returns whether the class has no head, as those for embeddings; warns if so."""
-        lacks = "embed_tokens.weight" in self._weights.stored and _HEAD not in self._decoder
+        """Returns whether the class has no lm_head, as those for embeddings; warns if so."""
+        headless = "embed_tokens.weight" in self._weights.stored or self._head is not None
+        lacks = headless and _HEAD not in self._decoder
         if lacks:
             warn(f"{self.name}: has no {_HEAD}, and generates with its embedding instead")
         return lacks
@@ -396,12 +437,31 @@ class CheckpointSource:
             if dtype != first:
                 self._weights.fail(name, f"has dtype {dtype}, but {names[0]!r} has {first}")
 
+    def _is_left_out(self, name: str) -> bool:
+        """Returns whether a tensor has only zeros and `CheckpointClass.without_zeros` names it."""
+        if self._expected[name].entry.gguf not in self.description.checkpoint.without_zeros:
+            return False
+        return not self._weights.read(self._locations[name].names[0]).any()
+
+    @functools.cached_property
+    def _holds_together(self) -> bool:
+        """Whether the checkpoint holds a tensor of `CheckpointClass.together`."""
+        together = self.description.checkpoint.together
+        names = {
+            prefix + f"{tensor.checkpoint}.weight"
+            for tensor, _, prefix, _ in table(self.config)
+            if tensor.gguf in together
+        }
+        return not names.isdisjoint(self._decoder)
+
     def _is_part(self, name: str) -> bool:
         """Returns whether config.json implies that the checkpoint holds this tensor."""
         entry = self._expected[name].entry
         if name == "output.weight":
             return not self._tied
         weight = name.removesuffix(".bias" if self._expected[name].is_bias else ".weight")
+        if entry.gguf in self.description.checkpoint.together:
+            return self._holds_together
         if self._is_zero(name) or weight in self.description.lacking:
             return False
         if self._expected[name].is_bias:

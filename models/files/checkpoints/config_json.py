@@ -51,6 +51,7 @@ _READERS: dict[str, Callable[..., Any]] = {
         "expert_shared_count",
         "expert_group_count",
         "expert_group_used_count",
+        "moe_every_n_layers",
         "leading_dense_block_count",
         "attention.kv_lora_rank",
         "attention.sliding_window",
@@ -260,8 +261,10 @@ def _asked_for(
 def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
     known = {
         checkpoint.name: (architecture, checkpoint)
+        for selects in (False, True)
         for architecture in ARCHITECTURES.values()
         for checkpoint in architecture.checkpoints
+        if (key := checkpoint.selected_by) is None or (selects and fields.values.get(key))
     }
     kind = fields.string("model_type", None)
     of_type = config_keys.CLASSES_OF_TYPES.get(kind, ())

@@ -148,6 +148,7 @@ CLASSES_OF_TYPES: dict[str | None, tuple[str, ...]] = {
         "JinaBertForMaskedLM",
     ),
     "nomic_bert": ("NomicBertModel",),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"),
     "camembert": ("CamembertModel", "CamembertForMaskedLM"),
     "modernbert": (
         "ModernBertModel",
@@ -191,7 +192,7 @@ CLASSES_OF_TYPES: dict[str | None, tuple[str, ...]] = {
     "qwen2_moe": ("Qwen2MoeForCausalLM",),
     "qwen2_vl": ("Qwen2VLForConditionalGeneration",),
     "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
-    "qwen3": ("Qwen3ForCausalLM",),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3ForSequenceClassification"),
     "qwen3_5_text": ("Qwen3_5ForCausalLM",),
     "qwen3_5": ("Qwen3_5ForConditionalGeneration",),
     "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM",),

@@ -7,6 +7,7 @@ memory. If heads or their parts are in another order, the whole checkpoint tenso
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Container, Mapping
 
@@ -30,6 +31,7 @@ class Location:
       shape: required shape of the checkpoint tensor, or of each expert's tensor.
       rows: rows of this tensor, within each expert if `of_experts`.
       of_experts: the tensor is (experts, n, k), or a bias (experts, n).
+      flat: the tensor is (experts * n, k) instead.
       transposed, as_row, channels, logarithms, plain: as in `Stored`.
       tiled: (axis, key heads, value heads, elements per value head) if GGUF files order the heads
         differently; None means the same order.
@@ -41,6 +43,7 @@ class Location:
     shape: tuple[int, ...]
     rows: slice
     of_experts: bool = False
+    flat: bool = False
     transposed: bool | None = False
     as_row: bool = False
     channels: bool = False
@@ -55,7 +58,7 @@ class Location:
 
         blocks: the tensor has blocks along its rows, which are never transposed.
         """
-        if self.groups or self.transposed is False or (self.transposed and not blocks):
+        if self.groups or self.flat or self.transposed is False or (self.transposed and not blocks):
             return self
         *experts, k, n = self.shape
         if blocks:
@@ -75,13 +78,16 @@ def locations(
     held: names in the checkpoint, which decide between alternative locations; None means all names.
     """
     expected, found = expected_tensors(config), {}
-    stored = {(name, entry.suffix): entry for entry in checkpoint.stored for name in entry.holds}
+    stored: dict[tuple[str, str | None], list[Stored]] = collections.defaultdict(list)
+    for entry in checkpoint.stored:
+        for name in entry.holds:
+            stored[name, entry.suffix].append(entry)
     for tensor, gguf, prefix, layer in table(config):
         for suffix in dict.fromkeys((tensor.suffix, "bias", *SCALES)):
             name = f"{gguf}{tensor.gguf}.{suffix}" if suffix else f"{gguf}{tensor.gguf}"
-            where = stored.get((tensor.gguf, suffix))
+            where = next(iter(stored[tensor.gguf, suffix]), None)
             if where is None and (suffix == tensor.suffix or suffix not in SCALES):
-                where = _usual(tensor, stored.get((tensor.gguf, None)), prefix, held)
+                where = _usual(tensor, stored[tensor.gguf, None], prefix, held)
             if where is None or name not in expected:
                 continue
             full = prefix + where.name + _suffix(where, tensor, suffix)
@@ -95,18 +101,20 @@ def locations(
 
 
 def _usual(
-    tensor: Tensor, where: Stored | None, prefix: str, held: Container[str] | None
+    tensor: Tensor, candidates: list[Stored], prefix: str, held: Container[str] | None
 ) -> Stored | None:
     """Returns how a checkpoint stores a tensor; None if it does not store the tensor.
 
-    where: the class's `Stored` for the tensor, which is ignored if it is optional and not held;
-    None means the default name.
+    candidates: the class's `Stored` for the tensor, of which optional ones must be held; then
+    follows the default name.
     """
-    if where is not None and where.optional and held is not None:
-        where = where if prefix + where.name in held else None
-    if where is None and tensor.checkpoint is not None:
-        where = Stored(tensor.checkpoint, (tensor.gguf,))
-    return where
+    for where in candidates:
+        name = prefix + where.name + ("" if where.bare else ".weight")
+        if not where.optional or held is None or name in held:
+            return where
+    if tensor.checkpoint is not None:
+        return Stored(tensor.checkpoint, (tensor.gguf,))
+    return None
 
 
 def _suffix(where: Stored, tensor: Tensor, suffix: str) -> str:
@@ -134,11 +142,14 @@ def _location(where: Stored, name: str, held: list[Expected], at: int) -> Locati
         names = (name,)
     stored = (1, *stored) if where.as_row else stored
     stored = (*stored[:-1], 1, stored[-1]) if where.channels else stored
+    if where.flat:
+        stored, leading = (experts * stored[0], *stored[1:]), ()
     return Location(
         names,
         (*leading, *stored),
         rows,
         of_experts,
+        where.flat,
         transposed,
         where.as_row,
         where.channels,
@@ -178,6 +189,7 @@ def block_format(weights: DecodedWeights, location: Location) -> str | None:
         for name in location.names
     }
     plain = not (location.transposed or location.as_row or location.channels or location.groups)
+    plain &= not location.flat
     in_rows = location.tiled is None or location.tiled[0] == 0
     only = formats_of.pop() if len(formats_of) == 1 else None
     return only if plain and in_rows and not location.logarithms else None
@@ -255,6 +267,9 @@ def _experts(
     for expert in range(shape[0]):
         if len(location.names) > 1:
             values = take(location.names[expert])
+        elif location.flat:
+            rows = location.shape[0] // shape[0]
+            values = take(location.names[0], slice(expert * rows, (expert + 1) * rows))
         else:
             values = take(location.names[0], slice(expert, expert + 1))[0]
         stacked[expert] = (values.T if location.transposed else values)[location.rows]

@@ -7,6 +7,7 @@ config.json have the stop token ids; the former also has sampling parameters.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ MAX_TEMPLATE = 1 << 20  # bytes
 NAMES = ("bos_token", "eos_token", "unk_token", *SPECIAL_TOKENS)
 
 
-def load(folder: Path, config: JSONFields, vocab_size: int) -> Tokenizer | None:
+def load(
+    folder: Path, config: JSONFields, vocab_size: int, templates: Mapping[str, str]
+) -> Tokenizer | None:
     """Loads the folder's tokenizer; None if it has none.
 
-    config: config.json.
+    config: config.json. templates: name -> chat template, in addition to the folder's.
     """
     described = _optional(folder / "tokenizer.json", MAX_TOKENIZER)
     if described is None:
@@ -44,8 +47,8 @@ def load(folder: Path, config: JSONFields, vocab_size: int) -> Tokenizer | None:
     for name, text in ({} if older is None else older.values).items():
         if name in NAMES and values.get(name) is None:
             values[name] = text
-    if templates := _templates(folder):  # since transformers 4.51; they take precedence
-        values["chat_template"] = templates
+    if own := _templates(folder):  # since transformers 4.51; they take precedence
+        values["chat_template"] = own
     generation = _optional(folder / "generation_config.json", MAX_CONFIG)
     candidates = generation, config, config.object("text_config")
     sources = [source for source in candidates if source is not None]
@@ -60,6 +63,7 @@ def load(folder: Path, config: JSONFields, vocab_size: int) -> Tokenizer | None:
         file=described.file,
         config_file=str(folder / "tokenizer_config.json"),
         eos_file=eos_file,
+        templates=templates,
     )
 
 

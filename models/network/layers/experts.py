@@ -31,22 +31,24 @@ class ExpertLinear(Matrix):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Experts(nnx.Module):
-    """MoE layer: sums the outputs of the gated MLPs that the router selects for a token.
+    """MoE layer: sums the outputs of the MLPs that the router selects for a token.
 
     Attributes:
       router: projection to the experts' logits, in float32.
-      gate, up, down: projections of all experts.
+      gate, up, down: projections of all experts. Without a gate, each expert is
+        down(activation(up(x))).
       shape: number of experts, and how a token's experts are selected.
       router_scale: (hidden_size,); the router gets x / rms(x) * router_scale / sqrt(hidden_size).
         None means that the router gets the experts' input.
       selection_bias: (experts,), added to scores for the selection, but not to the weights.
       shared: expert that every token uses, after the norm of this module; None if absent.
       shared_gate: (hidden_size,); sigmoid(shared_gate @ x) is the factor of `shared`. None means 1.
-      norm, post_norm, activation, residual_scale: as in MLP.
+      sum_bias: (hidden_size,), added to the sum of the experts' outputs; None if absent.
+      norm, post_norm, sum_norm, activation, residual_scale: as in MLP.
     """
 
     router: Linear
-    gate: ExpertLinear
+    gate: ExpertLinear | None
     up: ExpertLinear
     down: ExpertLinear
     shape: Shape
@@ -54,8 +56,10 @@ class Experts(nnx.Module):
     selection_bias: nnx.Variable[Array] | None = None
     shared: MLP | None = None
     shared_gate: nnx.Variable[Array] | None = None
+    sum_bias: nnx.Variable[Array] | None = None
     norm: Norm | None = None
     post_norm: Norm | None = None
+    sum_norm: Norm | None = None
     activation: str = "silu"
     residual_scale: float | None = None
 
@@ -63,7 +67,8 @@ class Experts(nnx.Module):
         """Returns residual + experts(x), (..., hidden_size); residual: x if None."""
         residual = x if residual is None else residual
         if self.post_norm is None and self.residual_scale is None:
-            return self.mixture(x, residual)
+            y = self.mixture(x, residual)
+            return y if self.sum_norm is None else self.sum_norm(y)
         return added(residual, self.mixture(x, None), self.post_norm, self.residual_scale)
 
     def _logits(self, x: Array, h: Array, norm: Norm | None) -> Array:
@@ -87,31 +92,39 @@ class Experts(nnx.Module):
         bias = None if self.selection_bias is None else self.selection_bias.get_value()
         return bias, {name: getattr(self.shape, name) for name in names}
 
+    @property
+    def _fusible(self) -> list[ExpertLinear] | None:
+        """Gate, up and down if `jax_q4k.routed_mlp` takes them, else None."""
+        modules = [m for m in (self.gate, self.up, self.down) if type(m) is ExpertLinear]
+        plain = len(modules) == 3 and all(m.scale is None for m in modules[:2])
+        plain = plain and self.activation in jq.ACTIVATION_FUNCTIONS
+        return modules if plain and self.sum_bias is None else None
+
     def mixture(self, x: Array, residual: Array | None) -> Array:
         """Returns [residual +] the weighted sum of the selected experts' outputs for x."""
-        modules = self.gate, self.up, self.down
-        plain = all(type(m) is ExpertLinear for m in modules)
-        plain = plain and all(m.scale is None for m in modules[:2])
-        fused = plain and isinstance(self.norm, RMSNorm)
+        fusible = self._fusible
+        fused = fusible is not None and isinstance(self.norm, RMSNorm)
         norm, h = (self.norm, x) if fused or self.norm is None else (None, self.norm(x))
         if self.shared is not None:
             residual = self._shared(h, residual, norm)
-        if plain:
+        if fusible is not None:
             logits, (bias, options) = self._logits(x, h, norm), self._selection()
             h, norms = normalized(h, norm)
             options |= {
                 "selection_bias": bias,
                 "activation": self.activation,
-                "biases": [module.bias for module in modules],
+                "biases": [module.bias for module in fusible],
                 "down_scale": self.down.scale,
                 "residual": residual,
             }
-            gate, up, down = (module.weight for module in modules)
+            gate, up, down = (module.weight for module in fusible)
             return jq.routed_mlp(h, logits, gate, up, down, self.shape.used, **options, **norms)
         bias, options = self._selection()
         ids, weights = jq.route(self._logits(x, h, norm), self.shape.used, bias=bias, **options)
-        activated = activate(self.activation, self.gate(h, ids), self.up(h, ids))
+        first = [self.up] if self.gate is None else [self.gate, self.up]
+        activated = activate(self.activation, *(module(h, ids) for module in first))
         y = (weights[..., None] * self.down(activated, ids)).sum(-2)
+        y = y if self.sum_bias is None else y + self.sum_bias.get_value()
         return y if residual is None else residual + y
 
     def _shared(self, h: Array, residual: Array | None, norm: Norm | None) -> Array:

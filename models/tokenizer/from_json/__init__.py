@@ -36,6 +36,7 @@ def from_json(
     file: str = "tokenizer.json",
     config_file: str = "tokenizer_config.json",
     eos_file: str = "generation_config.json",
+    templates: Mapping[str, str] | None = None,
 ) -> Tokenizer:
     """Builds the tokenizer of a tokenizer.json; ids equal those of the `tokenizers` library.
 
@@ -54,6 +55,7 @@ def from_json(
       eos_token_ids: from the model's other files; the first is EOS if these files name none, and
         all end generation.
       file, config_file, eos_file: names in error messages.
+      templates: name -> chat template, in addition to those of `tokenizer_config`.
 
     Raises:
       jax_q4k.CheckpointError: a field is malformed, or needs an unsupported feature.
@@ -76,7 +78,12 @@ def from_json(
             root.fail("post_processor", f"adds token {token}, which is not in the vocabulary")
     named = named_tokens(config, model, tokens, (before, after), bos_token_id, eos_token_ids)
     vocabulary = _vocabulary(
-        tokens, named, (before, after), strips=strips, templates=chat_templates(config), file=file
+        tokens,
+        named,
+        (before, after),
+        strips=strips,
+        templates=chat_templates(config) | dict(templates or {}),
+        file=file,
     )
     vocabulary = dataclasses.replace(vocabulary, between=tuple(between))
     control = {text for text, _, control in vocabulary.special if control}

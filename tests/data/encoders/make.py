@@ -63,11 +63,27 @@ def unigram():
     return made, names | {"pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
 
 
+def byte_level():
+    marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ye", "yes", "no"]
+    merges = [("y", "e"), ("ye", "s"), ("n", "o")]
+    made = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(marks)
+    return made, {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+
+
 ROBERTA = {"type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
 MODERN = {"num_hidden_layers": 4, "local_attention": 8, "pad_token_id": 0}
 MODERN |= {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
 GEMMA = {"num_hidden_layers": 6, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 8}
 GEMMA |= {"query_pre_attn_scalar": 16, "use_bidirectional_attention": True}
+QWEN = {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 640}
+QWEN |= {"pad_token_id": 259, "bos_token_id": None, "eos_token_id": 261}
+QWEN |= {"tie_word_embeddings": True}
+CLASSIFIER = "Qwen3ForSequenceClassification"
+LABELS = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
 #: Folder -> class, tokenizer, fields of its config.
 FOLDERS = {
     "bert": ("BertModel", wordpiece, {}),
@@ -86,7 +102,23 @@ FOLDERS = {
     ),
     "nomic-bert": ("NomicBertModel", wordpiece, {}),
     "gemma-embedding": ("Gemma3TextModel", unigram, GEMMA),
+    "jina-bert-v3": ("JinaEmbeddingsV3Model", unigram, {"pad_token_id": 1}),
+    "qwen3-reranker": ("Qwen3ForCausalLM", byte_level, QWEN | {"tie_word_embeddings": False}),
+    "qwen3-score-reranker": (
+        "Qwen3ForSequenceClassification",
+        byte_level,
+        QWEN | {"num_labels": 1},
+    ),
+    "qwen3-labels-reranker": ("Qwen3ForSequenceClassification", byte_level, QWEN | LABELS),
 }
+#: The publisher's prompt, from the model card of Qwen3-Reranker.
+PROMPT = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that "
+    "answer the query\n<Query>: {}\n<Document>: {}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
 
 
 def main():
@@ -108,22 +140,35 @@ def main():
         expected = {"texts": TEXTS, "ids": ids}
         with torch.no_grad():
             if "reranker" in name:
-                pairs = [tokenizer.encode(QUERY, document) for document in DOCUMENTS]
+                pairs = [pair_of(tokenizer, document, kind) for document in DOCUMENTS]
                 expected |= {
                     "query": QUERY,
                     "documents": DOCUMENTS,
                     "pairs": [p.ids for p in pairs],
                 }
-                expected["logits"] = [logit(model, pair, kind) for pair in pairs]
+                found = [logits(model, pair, kind) for pair in pairs]
+                expected["logits"] = [one[0].item() for one in found]
+                if len(found[0]) > 1:
+                    expected["scores"] = [one.softmax(0)[0].item() for one in found]
             else:
                 vectors = (model(input_ids=torch.tensor([row])) for row in ids)
                 expected["vectors"] = [v.last_hidden_state[0].tolist() for v in vectors]
         (folder / "expected.json").write_text(json.dumps(expected))
 
 
-def logit(model, pair, kind):
+def pair_of(tokenizer, document, kind):
+    if kind.startswith("Qwen"):
+        return tokenizer.encode(PROMPT.format(QUERY, document))
+    return tokenizer.encode(QUERY, document)
+
+
+def logits(model, pair, kind):
+    """Returns the logits of a pair, that of "yes" first."""
     types = {"token_type_ids": torch.tensor([pair.type_ids])} if kind.startswith("Bert") else {}
-    return model(input_ids=torch.tensor([pair.ids]), **types).logits[0, 0].item()
+    found = model(input_ids=torch.tensor([pair.ids]), **types).logits[0]
+    if kind == "Qwen3ForCausalLM":
+        return found[-1, [257, 258]]  # yes, no
+    return found.flip(0)
 
 
 main()

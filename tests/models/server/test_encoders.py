@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from support import encoders
 from support.helpers import nmse
+from support.paths import DATA
 
 from jax_q4k import models
 from jax_q4k.models.cli.commands.serve import check_encoder
@@ -64,6 +66,23 @@ def test_rankings(engine: models.EncoderEngine, server: Running, path: str) -> N
     scores = np.array([one["relevance_score"] for one in found["results"]])
     assert nmse(scores, np.array([one.score for one in want])) <= 1e-10
     assert found["usage"]["total_tokens"] > 0 and found["object"] == "list"
+
+
+@pytest.mark.slow("compiles the programs of an engine")
+def test_rankings_of_a_folder_of_a_decoder() -> None:
+    folder = DATA / "encoders/qwen3-reranker"
+    expected = json.loads((folder / "expected.json").read_text())
+    model = models.load(folder)
+    with (
+        models.Engine(model, max_rows=1, warm_up=False) as engine,
+        serving(engine) as server,
+    ):
+        body = {"query": expected["query"], "documents": expected["documents"]}
+        found = server.client.post("/v1/rerank", json=body).json()["results"]
+    scores = {one["index"]: one["relevance_score"] for one in found}
+    assert [*scores] == np.argsort(expected["scores"])[::-1].tolist()
+    got = np.array([scores[i] for i in range(len(scores))])
+    assert nmse(got, np.array(expected["scores"])) <= 1e-10
 
 
 def test_documents_as_objects_and_logits(engine: models.EncoderEngine, server: Running) -> None:

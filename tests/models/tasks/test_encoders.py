@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from support import encoder_folders, encoders
 from support.helpers import nmse
 from support.paths import DATA, ROOT
@@ -20,6 +20,7 @@ from jax_q4k import models
 from jax_q4k.models import cli
 from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.engine.encoding import batches
+from jax_q4k.models.engine.reranking import pairs_of
 from jax_q4k.models.network.layers import bidirectional
 from jax_q4k.models.tasks import bench
 
@@ -109,12 +110,70 @@ def test_folders_of_publishers(kind, tmp_path):
     given, rows = models.load(tmp_path), [ids_of(29), ids_of(3, 1)]
     found = models.embed(given, rows, pooling="none")
     for ids, got in zip(rows, found, strict=True):
-        assert nmse(got, encoders.reference(kind, held, ids)) <= 1e-11
+        assert nmse(got, encoders.reference(given.config.architecture, held, ids)) <= 1e-11
     models.save_gguf(given, tmp_path / "a.gguf")
     again = models.load(tmp_path / "a.gguf")
     assert again.config.context_length == encoders.CONTEXT
     for got, want in zip(models.embed(again, rows, pooling="none"), found, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_the_publishers_folder_of_jina_embeddings_v3(tmp_path):
+    """Weights beside adapters, which a text without a task does not use."""
+    source, (given, _) = DATA / "encoders/jina-bert-v3", folder("jina-bert-v3")
+    config = json.loads((source / "config.json").read_text())
+    del config["rope_parameters"]  # the default of transformers' class
+    shutil.copytree(source, tmp_path / "a")
+    (tmp_path / "a/config.json").write_text(json.dumps(config))
+    config |= {"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta"}
+    config |= {"lora_adaptations": ["separation"], "lora_alpha": 1, "lora_rank": 4}
+    config |= {"position_embedding_type": "rotary", "rotary_emb_base": 20000.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    held = {}
+    for name, value in load_file(source / "model.safetensors").items():
+        module, suffix = name.rsplit(".", 1)
+        if suffix == "weight" and value.ndim == 2:
+            held[f"roberta.{module}.parametrizations.weight.original"] = value
+            n, k = value.shape
+            adapter = f"roberta.{module}.parametrizations.weight.0.lora"
+            held[f"{adapter}_A"] = np.ones((1, 4, k), np.float32)
+            held[f"{adapter}_B"] = np.ones((1, n, 4), np.float32)
+        else:
+            held[f"roberta.{name}"] = value
+    save_file(held, tmp_path / "model.safetensors")
+    rows = [ids_of(29, vocab=40), ids_of(3, 1, vocab=40)]
+    with pytest.warns(UserWarning, match="LoRA adapters of tasks are not read: separation"):
+        found = models.load(tmp_path)
+    for model in (found, models.load(tmp_path / "a")):
+        np.testing.assert_array_equal(models.embed(model, rows), models.embed(given, rows))
+    del config["rotary_emb_base"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(jq.CheckpointError, match="rotary_emb_base: is missing"):
+        models.load(tmp_path)
+
+
+def test_the_bias_of_the_sum_of_experts(tmp_path):
+    """Files hold it unless it is 0, because llama.cpp refuses files with it."""
+    encoder_folders.write(tmp_path, "nomic-bert-moe")
+    name = "blk.1.ffn_exps.bias"
+    with pytest.warns(UserWarning, match=f"llama.cpp has no tensor {name}"):
+        models.quantize_file(tmp_path, tmp_path / "a.gguf", "F32")
+    assert name in jq.gguf.read(tmp_path / "a.gguf").tensors
+    held = load_file(tmp_path / "model.safetensors")
+    held["encoder.layers.1.mlp.experts.bias"] *= 0
+    save_file(held, tmp_path / "model.safetensors")
+    models.quantize_file(tmp_path, tmp_path / "a.gguf", "F32")
+    assert name not in jq.gguf.read(tmp_path / "a.gguf").tensors
+
+
+def test_further_norms_of_which_one_is_missing(tmp_path):
+    """A folder of jina-embeddings-v2-base-code has all three in every layer."""
+    encoder_folders.write(tmp_path, "jina-bert-v2-code")
+    held = load_file(tmp_path / "model.safetensors")
+    del held["encoder.layer.1.attention.self.layer_norm_k.bias"]
+    save_file(held, tmp_path / "model.safetensors")
+    with pytest.raises(jq.CheckpointError, match=r"layers.1.*layer_norm_k.bias': is missing"):
+        models.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +183,15 @@ def test_folders_of_publishers(kind, tmp_path):
         ("nomic-bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction: is 0.5"),
         ("nomic-bert", {"rotary_emb_fraction": None}, "rotary_emb_fraction: is missing"),
         ("nomic-bert", {"hidden_size": 32}, "n_embd: is 64, but hidden_size is 32"),
-        ("nomic-bert", {"moe_every_n_layers": 2}, "moe_every_n_layers: asks for layers with exp"),
+        ("nomic-bert", {"moe_every_n_layers": 2}, "num_experts: is missing"),
+        (
+            "nomic-bert-moe",
+            {"moe_every_n_layers": 1},
+            "moe_every_n_layers: must be an integer",
+        ),
+        ("nomic-bert-moe", {"moe_normalize_expert_weights": True}, "moe_normalize_expert_weights"),
+        ("nomic-bert-moe", {"num_shared_experts": 1}, "num_shared_experts: is 1"),
+        ("nomic-bert-moe", {"num_experts": 4}, "router.layer.weight': has shape (5, 64)"),
         ("nomic-bert", {"activation_function": "gelu"}, "activation_function: is 'gelu'"),
         ("jina-bert-v2", {"feed_forward_type": "reglu"}, "feed_forward_type: is 'reglu'"),
         ("jina-bert-v2", {"position_embedding_type": "absolute"}, "position_embedding_type: is"),
@@ -177,22 +244,24 @@ def test_folders_become_gguf_files(name, tmp_path):
     assert dataclasses.replace(again.config, norm_eps=eps) == given.config
     for text in map(str.strip, expected["texts"]):  # a last space is lost, as in llama.cpp
         assert again.tokenizer.encode(text) == given.tokenizer.encode(text)
-    for document, ids in zip(expected.get("documents", []), expected.get("pairs", []), strict=True):
-        assert again.tokenizer.encode_pair(expected["query"], document)[0] == ids
+    if "pairs" in expected:
+        pairs = pairs_of(again, expected["query"], expected["documents"], 640)
+        assert [pair.ids.tolist() for pair in pairs] == expected["pairs"]
     tensors = models.named_tensors(given)
     for tensor, value in models.named_tensors(again).items():
         np.testing.assert_array_equal(value, tensors[tensor], err_msg=tensor)
 
 
-def test_quantized_weights(made, tmp_path):
+@pytest.mark.parametrize("kind, name", [("bert", "0.ffn_up"), ("nomic-bert-moe", "1.ffn_up_exps")])
+def test_quantized_weights(kind, name, made, tmp_path):
     """The matrices stay packed, and the vectors are near those of the floats."""
-    given, held = made("bert")
+    given, held = made(kind)
     models.save_gguf(models.quantize(given, "Q8_0"), tmp_path / "a.gguf")
     packed = models.load(tmp_path / "a.gguf")
-    assert jq.is_quantized(models.named_tensors(packed)["blk.0.ffn_up.weight"])
+    assert jq.is_quantized(models.named_tensors(packed)[f"blk.{name}.weight"])
     ids = ids_of(29)
     got = models.embed(packed, ids, pooling="none")
-    assert nmse(got, encoders.reference("bert", held, ids)) <= 1e-3
+    assert nmse(got, encoders.reference(kind, held, ids)) <= 1e-3
 
 
 def test_batches_are_bounded(made):
@@ -300,7 +369,7 @@ def test_the_page_of_models_names_every_encoder():
 
 @pytest.mark.slow("compiles two programs a mesh", quick=["modern-bert-dp"])
 @pytest.mark.parametrize("axis", ["dp", "tp"])
-@pytest.mark.parametrize("kind", ["modern-bert", "gemma-embedding"])
+@pytest.mark.parametrize("kind", ["modern-bert", "gemma-embedding", "nomic-bert-moe"])
 @pytest.mark.filterwarnings("ignore:.*replicated")
 def test_meshes(kind, axis, tmp_path):
     held = encoders.write(tmp_path / "a.gguf", kind)

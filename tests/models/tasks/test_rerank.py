@@ -1,16 +1,20 @@
 """`models.rerank` and `jax-q4k rerank`: scores of documents."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from support import encoders
 from support.helpers import nmse
+from support.paths import DATA
 from tokenizers import pre_tokenizers
 
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import cli
+from jax_q4k.models.engine.reranking import pairs_of
 
 from ..golden_files import model as decoder
 from .test_encoders import RERANKERS, folder, made
@@ -19,18 +23,22 @@ __all__ = ["made"]
 
 
 @pytest.mark.parametrize("name", RERANKERS)
-def test_logits_of_transformers(name):
-    """Pairs with token types, the classification head, and the order."""
+@pytest.mark.parametrize("saved", [False, True])
+def test_logits_of_transformers(name, saved, tmp_path):
+    """Pairs with token types or a prompt, the classification head, and the order."""
     given, expected = folder(name)
+    if saved:
+        models.quantize_file(DATA / "encoders" / name, tmp_path / "a.gguf", "F32")
+        given = models.load(tmp_path / "a.gguf")
     query, documents = expected["query"], expected["documents"]
-    pairs = [given.tokenizer.encode_pair(query, document)[0] for document in documents]
+    pairs = [pair.ids.tolist() for pair in pairs_of(given, query, documents, 640)]
     assert pairs == expected["pairs"]
     ranked = models.rerank(given, query, documents, normalize=False)
     assert [one.index for one in ranked] == np.argsort(expected["logits"])[::-1].tolist()
     got = [one.score for one in sorted(ranked, key=lambda one: one.index)]
     assert nmse(np.array(got), np.array(expected["logits"])) <= 1e-11
     scores = {one.index: one.score for one in models.rerank(given, query, documents)}
-    want = 1 / (1 + np.exp(-np.array(expected["logits"])))
+    want = np.array(expected.get("scores", 1 / (1 + np.exp(-np.array(expected["logits"])))))
     assert nmse(np.array([scores[i] for i in range(len(want))]), want) <= 1e-11
 
 
@@ -75,6 +83,61 @@ def test_a_decoder_with_a_template(tmp_path):
     assert nmse(np.array(one.score), weights[0] / weights.sum()) <= 1e-9
     with pytest.raises(ValueError, match="pooling_type is 4"):
         models.embed(given, [1])
+
+
+@pytest.mark.parametrize("where", ["folder", "_name_or_path", "README.md", None])
+def test_names_that_say_that_a_folder_holds_a_reranker(where, tmp_path):
+    """Its head then has the rows of yes and no of the layer that the folder holds: tied or not."""
+    to = tmp_path / ("My-Qwen3-Reranker" if where == "folder" else "other")
+    named = {"_name_or_path": "Qwen/Qwen3-Reranker-8B"} if where == "_name_or_path" else {}
+    copied("qwen3-reranker", to, **named)
+    if where == "README.md":
+        (to / where).write_text("---\nlicense: mit\n---\n# Qwen3-Reranker-8B\n")
+    given = models.load(to)
+    assert given.has_head == (where is not None)
+    assert given.tokenizer.chat_templates.keys() == ({"rerank"} if where else set())
+    if where is None:
+        return
+    assert given.metadata["qwen3.classifier.output_labels"] == ["yes", "no"]
+    tensors = models.named_tensors(given)
+    rows = tensors["output.weight"][np.array([257, 258])]
+    np.testing.assert_array_equal(tensors["cls.output.weight"], rows)
+    held = load_file(to / "model.safetensors")
+    del held["lm_head.weight"]
+    save_file(held, to / "model.safetensors")
+    with pytest.raises(jq.CheckpointError, match="'lm_head.weight': is missing"):
+        models.load(to)
+    copied("qwen3-reranker", to, **named, tie_word_embeddings=True)
+    save_file(held, to / "model.safetensors")
+    tensors = models.named_tensors(models.load(to))
+    rows = tensors["token_embd.weight"][np.array([257, 258])]
+    np.testing.assert_array_equal(tensors["cls.output.weight"], rows)
+
+
+def copied(name, to, **changes):
+    """Copies a folder with changes of its config.json."""
+    shutil.copytree(DATA / "encoders" / name, to, dirs_exist_ok=True)
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps(config | changes))
+
+
+def test_folders_of_rerankers_that_are_refused(tmp_path):
+    copied("qwen3-reranker", tmp_path / "qwen3-reranker")
+    file = tmp_path / "qwen3-reranker/tokenizer.json"
+    described = json.loads(file.read_text())
+    vocabulary = described["model"]["vocab"]
+    vocabulary["yep"] = vocabulary.pop("yes")
+    described["model"]["merges"][1] = ["ye", "p"]
+    file.write_text(json.dumps(described))
+    with pytest.raises(jq.CheckpointError, match="vocabulary: lacks 'yes', a reranker's answer"):
+        models.load(file.parent)
+    file.unlink()
+    with pytest.raises(jq.CheckpointError, match="tokenizer.json: is missing: a reranker needs"):
+        models.load(file.parent)
+    copied("qwen3-labels-reranker", tmp_path / "b", id2label={str(i): str(i) for i in range(3)})
+    shape = r"'score.weight': has shape \(2, 32\), expected \(3, 32\)"
+    with pytest.raises(jq.CheckpointError, match=shape):
+        models.load(tmp_path / "b")
 
 
 def vocabulary(size):

@@ -149,7 +149,7 @@ def test_architectures_may_be_missing(name):
 def test_model_types():
     """Each class has one model type, and every type names an existing class."""
     named = [name for names in config_keys.CLASSES_OF_TYPES.values() for name in names]
-    assert sorted(named) == sorted(checkpoint.name for checkpoint in CLASSES)
+    assert sorted(named) == sorted({checkpoint.name for checkpoint in CLASSES})
     unlike = {**LLAMA, "model_type": "kimi"}  # no supported class has it
     assert describe(unlike).checkpoint.name == "LlamaForCausalLM"
 
