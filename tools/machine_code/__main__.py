@@ -17,7 +17,9 @@ import fnmatch
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,10 +32,12 @@ from ptx_kernels.ptx.oldest import COMMON
 from ..mutation import labels, load_subject
 from .confirm import disagreement, simulated
 from .errors import Fault
+from .launch import Program, load
 from .machine import Shape
 
 TARGETS = ("sm_75", "sm_80", "sm_90", "sm_120")
 
+_AHEAD = 2  # launches whose kernels are assembled while another is executed
 _PROBE = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry probe() { ret; }\n"
 
 
@@ -77,8 +81,9 @@ def main(argv: list[str] | None = None) -> int:
     builds = sorted({min(_number(target), COMMON) for target in known})
     for build in builds:
         targets = [target for target in known if min(_number(target), COMMON) == build]
-        for launch in (_of_programs if options.programs else _of_subjects)(options, build):
-            found = _differences(launch, targets, options)
+        launches = (_of_programs if options.programs else _of_subjects)(options, build)
+        for launch, assembling in _assembled(launches, targets):
+            found = _differences(launch, assembling, options)
             for target, difference in found.items():
                 if difference or options.programs:
                     print(f"{launch.name} {target}: {difference or 'same bits'}", flush=True)
@@ -89,24 +94,44 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failures or not count else 0
 
 
+_Assembling = dict[str, Future[Program]]
+
+
+def _assembled(
+    launches: Iterable[_Launch], targets: list[str]
+) -> Iterator[tuple[_Launch, _Assembling]]:
+    """Yields launches with their programs for each target that they run on.
+
+    ptxas and nvdisasm, which take longer than the execution of a small kernel, run ahead.
+    """
+    waiting = deque[tuple[_Launch, _Assembling]]()
+    with ThreadPoolExecutor(_AHEAD) as pool:
+        for launch in launches:
+            assembling = {}
+            for target in targets:
+                if _number(target) < launch.least:
+                    print(f"{launch.name} {target}: left out, needs sm_{launch.least}")
+                else:
+                    assembling[target] = pool.submit(load, launch.kernel, target)
+            waiting.append((launch, assembling))
+            if len(waiting) > _AHEAD:
+                yield waiting.popleft()
+        yield from waiting
+
+
 def _differences(
-    launch: _Launch, targets: list[str], options: argparse.Namespace
+    launch: _Launch, assembling: _Assembling, options: argparse.Namespace
 ) -> dict[str, str]:
-    """Maps each target that the kernel runs on to how its machine code differs."""
-    for target in targets:
-        if _number(target) < launch.least:
-            print(f"{launch.name} {target}: left out, needs sm_{launch.least}")
-    targets = [target for target in targets if _number(target) >= launch.least]
-    if not targets:
+    """Maps each target to how its machine code differs, empty if it does not."""
+    if not assembling:
         return {}
     found = {}
     wants = simulated(launch.kernel, launch.operands, launch.clusters)
-    for target in targets:
+    for target, program in assembling.items():
         try:
             found[target] = disagreement(
-                launch.kernel,
+                program.result(),
                 launch.operands,
-                target,
                 wants,
                 clusters=launch.clusters,
                 seed=options.seed,

@@ -9,6 +9,7 @@ from support.subjects import SUBJECTS, Subject, subject
 
 from ptx_kernels.ptx import KernelError
 from ptx_kernels.ptx.oldest import COMMON
+from tools.machine_code import load
 from tools.machine_code.confirm import disagreement
 
 #: The cheapest subject of each family.
@@ -48,7 +49,7 @@ def test_same_bits(label, target):
     """Copies arrive as late as they may, and the lowest address goes on first."""
     found = _built(label, target)
     wants = _wants(label, min(int(target[3:]), COMMON))
-    assert not disagreement(found.kernel, found.operands, target, wants)
+    assert not disagreement(load(found.kernel, target), found.operands, wants)
 
 
 @pytest.mark.slow("executes every kernel")
@@ -58,4 +59,4 @@ def test_same_bits_in_any_order(label, late):
     """Warps take turns at random, and copies arrive late or at once."""
     found = subject(label)
     options = {"late": late, "seed": int(late)}
-    assert not disagreement(found.kernel, found.operands, "sm_90", _wants(label), **options)
+    assert not disagreement(load(found.kernel), found.operands, _wants(label), **options)
