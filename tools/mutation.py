@@ -32,6 +32,7 @@ from typing import Any
 
 from ptx_kernels import simulator
 from ptx_kernels.ptx import Kernel
+from ptx_kernels.ptx.oldest import COMMON
 from ptx_kernels.simulator import SimulationError, Trap
 
 from .mutants import Mutant, mutants, probe
@@ -125,8 +126,9 @@ def _subjects() -> ModuleType:
     return importlib.import_module("support.subjects")
 
 
-def load_subject(label: str):  # type: ignore[no-untyped-def]
-    return _subjects().subject(label)
+def load_subject(label: str, oldest: int = COMMON):  # type: ignore[no-untyped-def]
+    """Builds a subject of the tests for architecture `oldest` and newer ones."""
+    return _subjects().subject(label, oldest)
 
 
 def labels() -> list[str]:

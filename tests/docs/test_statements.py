@@ -66,6 +66,7 @@ from ptx_kernels.machine_code import model as cost
 from ptx_kernels.machine_code.ptxas import TARGETS
 from ptx_kernels.ptx import oldest
 from tools import aot, snippets
+from tools.machine_code import __main__ as machine_code
 
 statements = Statements()
 says = statements.says
@@ -823,6 +824,11 @@ def waiting_threads():
 def versions():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["requires-python"] == ">=3.11" and "jax>=0.10.2,<0.13" in project["dependencies"]
+
+
+@says("docs/simulator.md", "reads the machine code of sm_75, sm_80, sm_90 and sm_120")
+def executed_machine_code():
+    assert machine_code.TARGETS == ("sm_75", "sm_80", "sm_90", "sm_120")
 
 
 @says("docs/simulator.md", "with `ptxas` for sm_75, sm_80, sm_90, sm_100 and sm_120")

@@ -6,10 +6,9 @@ import fnmatch
 
 import pytest
 from support.assembled import assemble_each
-from support.subjects import SUBJECTS, Subject
+from support.subjects import SUBJECTS, Subject, subject
 
 from ptx_kernels.ptx import KernelError
-from ptx_kernels.ptx.oldest import built_for
 
 #: Subjects whose arguments ask for what sm_75 lacks: pattern -> the error.
 ABSENT = {
@@ -28,8 +27,7 @@ PRESENT = [
 
 
 def built(label: str) -> Subject:
-    with built_for(75):
-        return SUBJECTS[label]()
+    return subject(label, 75)
 
 
 @pytest.mark.slow(

@@ -25,6 +25,21 @@ def test_indirect_imports():
     assert not any(test.startswith("tests/ptx_kernels/kernels/") for test in command)
 
 
+@pytest.mark.parametrize("package", ["kernels", "formats", "ptx", "simulator"])
+def test_kernels_and_their_language_reach_executed_machine_code(package):
+    """A change of a kernel, of the table or of the simulator is confirmed again."""
+    confirmed = {
+        f"tests/tools/machine_code/test_confirmed_{what}.py" for what in ("subjects", "programs")
+    }
+    paths = sorted((ROOT / "ptx_kernels" / package).rglob("*.py"))
+    assert len(paths) > 10
+    for path in paths:
+        found = reach.reached([str(path.relative_to(ROOT))])
+        assert found is None or confirmed <= found, path
+    rows = "tests/tools/machine_code/test_confirmed_rows.py"
+    assert rows in (reach.reached(["ptx_kernels/ptx/instructions/integers.py"]) or ())
+
+
 def test_sources_of_the_library_reach_what_computes_with_it():
     found = reach.reached(["jax_q4k/native/src/attention.h"])
     assert found is not None

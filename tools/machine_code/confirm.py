@@ -10,7 +10,7 @@ import numpy as np
 from ptx_kernels import simulator
 from ptx_kernels.ptx import Kernel
 
-from .launch import FILL, load, run
+from .launch import FILL, Program, run
 from .machine import Shape
 
 
@@ -50,25 +50,25 @@ def simulated(
 
 
 def disagreement(
-    kernel: Kernel,
+    program: Program,
     operands: Sequence[np.ndarray],
-    target: str,
     wants: Sequence[np.ndarray] | None = None,
     **options: Any,
 ) -> str:
     """Returns how machine code and simulator differ, empty if all results have the same bits.
 
     Args:
+      program: the kernel's, from `launch.load`.
       wants: results of the simulator, if they are known.
       options: those of `launch.run`.
 
     Raises:
       Fault, SimulationError: from either.
     """
-    found = run(load(kernel, target), operands, **options).arrays
+    found = run(program, operands, **options).arrays
     if wants is None:
-        wants = simulated(kernel, operands, options.get("clusters"))
-    for buffer, got, want in zip(kernel.results, found, wants, strict=True):
+        wants = simulated(program.kernel, operands, options.get("clusters"))
+    for buffer, got, want in zip(program.kernel.results, found, wants, strict=True):
         a, b = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (got, want))
         if wrong := int(np.count_nonzero(a != b)):
             first = int(np.argmax(a != b))

@@ -122,6 +122,15 @@ def _begin(i: Instruction, m: Machine) -> Step:
     return step
 
 
+@instruction("BMOV")
+def _clear(i: Instruction, m: Machine) -> Step:
+    """Forgets the lanes of a convergence register, as ptxas does for sm_75 before BSSY."""
+    if i.modifiers != ("32", "CLEAR") or i.operands[0].text != "RZ":
+        raise UnknownInstructionFault("only clearing is known")
+    place = m.state.convergence[_number(i.operands[1])]
+    return lambda mask: np.copyto(place, np.uint32(0), where=_array(mask, m))
+
+
 @instruction("BREAK")
 def _leave(i: Instruction, m: Machine) -> Step:
     place = m.state.convergence[_number(i.operands[-1])]

@@ -35,6 +35,7 @@ class Layout:
 
 
 LAYOUTS = {
+    "sm_75": Layout(stack=0x28, reserved=0),
     "sm_80": Layout(stack=0x28, reserved=0),
     "sm_89": Layout(stack=0x28, reserved=0),
     "sm_90": Layout(stack=0x28, reserved=1024),

@@ -58,25 +58,31 @@ def _elements(word: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _product(
-    i: Instruction, m: Machine, kinds: tuple[str, str], depth: int, to_numbers: type
+    i: Instruction, m: Machine, kinds: tuple[str, str], shape: tuple[int, int], to_numbers: type
 ) -> Step:
-    """Multiplies 16 x depth by depth x 8 and adds 16 x 8, in float64: exact for integers."""
+    """Multiplies rows x depth by depth x 8 and adds rows x 8, in float64: exact for integers.
+
+    Args:
+      shape: (rows, depth) with 8 or 16 rows.
+    """
+    rows, depth = shape
+    halves = rows // 8
     parts = 4 if kinds[0] in ("U8", "S8") else 2
     blocks = depth // (4 * parts)  # registers along the depth
     target, a, b, c = i.operands[:4]
-    left = _registers(a, m, 2 * blocks)
+    left = _registers(a, m, halves * blocks)
     right = _registers(b, m, blocks)
-    addend = _registers(c, m, 4)
-    puts = [m.state.registers[target.index + k] for k in range(4)]
+    addend = _registers(c, m, 2 * halves)
+    puts = [m.state.registers[target.index + k] for k in range(2 * halves)]
 
     def step(mask: Mask) -> None:
         warps = whole_warps(mask, m)
         of_left = [_elements(_take(read, warps, m), kinds[0]) for read in left]
-        rows = [np.concatenate(of_left[half::2], axis=2) for half in range(2)]
+        of_halves = [np.concatenate(of_left[half::halves], axis=2) for half in range(halves)]
         of_right = [_elements(_take(read, warps, m), kinds[1]) for read in right]
-        x = np.concatenate(rows, axis=1)
+        x = np.concatenate(of_halves, axis=1)
         y = np.concatenate(of_right, axis=2).transpose(0, 2, 1)
-        z = np.empty((len(warps), 16, 8))
+        z = np.empty((len(warps), rows, 8))
         for k, read in enumerate(addend):
             value: np.ndarray = _take(read, warps, m).view(to_numbers).transpose(2, 0, 1)
             z[:, 8 * (k >> 1) :, k & 1 :: 2][:, :8] = value
@@ -94,20 +100,20 @@ def _product(
 
 @instruction("IMMA")
 def _integer_product(i: Instruction, m: Machine) -> Step:
-    depths = {"16816": 16, "16832": 32}
-    if i.modifiers[0] not in depths or len(i.modifiers) != 3:
+    shapes = {"8816": (8, 16), "16816": (16, 16), "16832": (16, 32)}
+    if i.modifiers[0] not in shapes or len(i.modifiers) != 3:
         raise UnknownInstructionFault("shape or types of IMMA")
-    return _product(i, m, (i.modifiers[1], i.modifiers[2]), depths[i.modifiers[0]], np.int32)
+    return _product(i, m, (i.modifiers[1], i.modifiers[2]), shapes[i.modifiers[0]], np.int32)
 
 
 @instruction("HMMA")
 def _float_product(i: Instruction, m: Machine) -> Step:
     """Adds exactly and rounds once; hardware truncates inner sums."""
-    depths = {"1688": 8, "16816": 16}
-    if i.modifiers[0] not in depths or set(i.modifiers[1:]) - {"F32", "BF16"} or "F32" not in i:
+    shapes = {"1688": (16, 8), "16816": (16, 16)}
+    if i.modifiers[0] not in shapes or set(i.modifiers[1:]) - {"F32", "BF16"} or "F32" not in i:
         raise UnknownInstructionFault("shape or types of HMMA")
     kind = "BF16" if "BF16" in i else "F16"
-    return _product(i, m, (kind, kind), depths[i.modifiers[0]], np.float32)
+    return _product(i, m, (kind, kind), shapes[i.modifiers[0]], np.float32)
 
 
 @instruction("LDSM")

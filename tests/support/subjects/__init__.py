@@ -21,6 +21,7 @@ from ptx_kernels.kernels.attention import (
 from ptx_kernels.kernels.gated_delta import GatedDeltaRuleConfig, GatedDeltaStepConfig
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
+from ptx_kernels.ptx.oldest import COMMON, built_for
 from support.format_lists import PRODUCTS
 
 from .attention import (
@@ -319,8 +320,10 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 
 
 @functools.cache
-def subject(label: str) -> Subject:
-    return SUBJECTS[label]()
+def subject(label: str, oldest: int = COMMON) -> Subject:
+    """Builds a subject for architecture `oldest`, 80 for sm_80, and newer ones."""
+    with built_for(oldest):
+        return SUBJECTS[label]()
 
 
 __all__ = [

@@ -10,7 +10,7 @@ from tools.machine_code import load, run
 
 _HEAD = """
 .version 8.0
-.target {target}
+.target sm_{least}
 .address_size 64
 .visible .entry small(.param .u64 x, .param .u64 y){extra}
 {{
@@ -34,14 +34,15 @@ def small_kernel(
     type_in: Type = u32,
     type_out: Type = u32,
     cluster: int = 1,
+    least: int = 75,
 ) -> Kernel:
-    """Makes a kernel from x (inputs,) to y (outputs,).
+    """Makes a kernel from x (inputs,) to y (outputs,) for sm_`least` and newer.
 
     %d0, %d1 hold their addresses, %r0 the thread and %r1 the block; %d2 is x + 4 * thread.
     """
-    target = "sm_90" if cluster > 1 else "sm_80"
+    least = 90 if cluster > 1 else least
     extra = f"\n.explicitcluster .reqnctapercluster {cluster}, 1, 1" if cluster > 1 else ""
-    text = _HEAD.format(target=target, extra=extra).replace("%ntid.x", str(threads))
+    text = _HEAD.format(least=least, extra=extra).replace("%ntid.x", str(threads))
     return Kernel(
         "small",
         f"{text.strip()}\n{body}\n  ret;\n}}\n",

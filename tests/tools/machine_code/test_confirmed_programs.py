@@ -7,6 +7,7 @@ import pytest
 
 from ptx_kernels.kernels.operands import random_operands
 from tools import aot
+from tools.machine_code import load
 from tools.machine_code.__main__ import main
 from tools.machine_code.confirm import disagreement
 from tools.machine_code.machine import Shape
@@ -24,7 +25,7 @@ def test_batch_1_at_full_size():
     kernels = [k for k in program_kernels(Asked("llama-3.1-8b")).kernels if _size(k) < MOST_BYTES]
     assert len(kernels) >= 10
     for kernel in kernels:
-        assert not disagreement(kernel, random_operands(kernel, 0), "sm_90"), kernel.name
+        assert not disagreement(load(kernel), random_operands(kernel, 0)), kernel.name
 
 
 @needs_compiler
@@ -36,7 +37,7 @@ def test_some_clusters_of_large_programs(asked):
         if _size(kernel) < MOST_BYTES:
             total = len(Shape.of(kernel).clusters())
             clusters = sorted(rng.choice(total, min(total, CLUSTERS), replace=False).tolist())
-            found = disagreement(kernel, random_operands(kernel, 0), "sm_90", clusters=clusters)
+            found = disagreement(load(kernel), random_operands(kernel, 0), clusters=clusters)
             assert not found, kernel.name
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from .small_kernels import execute, f32, small_kernel
 
-TARGETS = ("sm_80", "sm_90", "sm_120")
+TARGETS = ("sm_75", "sm_80", "sm_90", "sm_120")
 every_target = pytest.mark.parametrize("target", TARGETS)
+since_ampere = pytest.mark.parametrize("target", TARGETS[1:])
 
 
 @every_target
@@ -123,7 +124,7 @@ $end:
     np.testing.assert_array_equal(got, [turns(n) for n in range(96, 0, -1)])
 
 
-@every_target
+@since_ampere
 @pytest.mark.parametrize("late", [True, False])
 def test_copies_arrive(late, target):
     """The second of two groups is awaited later; missing bytes are zeros."""
@@ -138,13 +139,14 @@ def test_copies_arrive(late, target):
 """,
         64,
         64,
+        least=80,
     )
     x = np.random.default_rng(2).integers(0, 1 << 32, 64, np.uint32)
     want = np.concatenate([x[:32], x[32:] & 0xFFFF])
     np.testing.assert_array_equal(execute(kernel, x, target, late=late), want)
 
 
-@every_target
+@since_ampere
 def test_warps_exchange(target):
     """Shuffles within segments, votes and reductions."""
     kernel = small_kernel(
@@ -162,6 +164,7 @@ def test_warps_exchange(target):
         ),
         32,
         192,
+        least=80,
     )
     x = np.random.default_rng(3).integers(-100, 100, 32).astype(np.int32)
     got = execute(kernel, x.view(np.uint32), target).view(np.int32).reshape(6, 32)
@@ -180,7 +183,7 @@ def test_warps_exchange(target):
         np.testing.assert_array_equal(row, of_row)
 
 
-@every_target
+@since_ampere
 def test_products_of_matrices(target):
     """ldmatrix, plain and transposed, and mma of halves give NumPy's product."""
     kernel = small_kernel(
@@ -202,6 +205,7 @@ def test_products_of_matrices(target):
         256,
         128,
         type_out=f32,
+        least=80,
     )
     rng = np.random.default_rng(4)
     halves = rng.integers(-8, 8, 512).astype(np.float16)
@@ -211,6 +215,38 @@ def test_products_of_matrices(target):
     a = quarters.transpose(1, 2, 0, 3).reshape(16, 16).astype(np.float64)
     b = halves[256:384].reshape(16, 8).astype(np.float64)
     np.testing.assert_array_equal(got.transpose(2, 0, 1, 3).reshape(16, 8), a @ b)
+
+
+@pytest.mark.parametrize(("left", "of_left"), [("u8", np.uint8), ("s8", np.int8)])
+def test_products_of_turing(left, of_left):
+    """mma of 8 rows of bytes, and of 16 rows and 8 columns of halves."""
+    kernel = small_kernel(
+        f"""
+  ld.global.u32 %r3, [%d2]; ld.global.u32 %r4, [%d2+128];
+  mul.wide.u32 %d3, %r0, 8; add.u64 %d4, %d3, %d0; ld.global.v2.u32 {{%r5, %r6}}, [%d4+256];
+  mma.sync.aligned.m8n8k16.row.col.s32.{left}.s8.s32 {{%r7, %r8}}, {{%r3}}, {{%r4}}, {{%r5, %r6}};
+  add.u64 %d5, %d3, %d1; st.global.v2.u32 [%d5], {{%r7, %r8}};
+  ld.global.v2.u32 {{%r5, %r6}}, [%d4+512]; ld.global.u32 %r3, [%d2+768]; mov.f32 %f0, 0f00000000;
+  mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {{%f1, %f2, %f3, %f4}},
+    {{%r5, %r6}}, {{%r3}}, {{%f0, %f0, %f0, %f0}};
+  mad.wide.u32 %d6, %r0, 16, %d1; st.global.v4.f32 [%d6+256], {{%f1, %f2, %f3, %f4}};
+""",
+        224,
+        192,
+    )
+    rng = np.random.default_rng(6)
+    integers = rng.integers(0, 1 << 32, 128, np.uint32)
+    halves = rng.integers(-8, 8, 192).astype(np.float16)
+    got = execute(kernel, np.concatenate([integers, halves.view(np.uint32)]), "sm_75")
+    # a lane has four bytes of a row of a, four of a column of b, and two sums of a row
+    a = integers[:32].view(of_left).reshape(8, 16).astype(np.int64)
+    b = integers[32:64].view(np.int8).reshape(8, 16).astype(np.int64).T
+    want = a @ b + integers[64:].view(np.int32).reshape(8, 8)
+    np.testing.assert_array_equal(got[:64].view(np.int32).reshape(8, 8), want.astype(np.int32))
+    a = halves[:128].reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8).astype(np.float64)
+    b = halves[128:].reshape(8, 8).astype(np.float64).T
+    sums = got[64:].view(np.float32).reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
+    np.testing.assert_array_equal(sums, a @ b)
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_120"])

@@ -72,7 +72,7 @@ FAULTS = {
 def test_a_fault_is_raised(name, late):
     error, body = FAULTS[name]
     threads = 64 if name == "deadlock" else 32
-    kernel = small_kernel(body, threads, threads, threads=threads)
+    kernel = small_kernel(body, threads, threads, threads=threads, least=80)
     with pytest.raises(error) as caught:
         execute(kernel, np.zeros(threads, np.uint32), "sm_90", late=late)
     if name != "never awaited":
