@@ -34,13 +34,13 @@ from typing import Any
 
 from ptx_kernels import tuning
 from ptx_kernels.driver import Device, DeviceFacts, DriverError
+from ptx_kernels.simulated_cuda import SimulatedDevice
 from tools.results import write_results
 
 from . import gpu_kernels, gpu_questions
 from .common import RESULTS
 from .gpu_predictions import Predictions
 from .gpu_sizes import FULL, SMALL, Sizes
-from .simulated_cuda import SimulatedDevice
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_GPU = 3

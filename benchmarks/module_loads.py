@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ptx_kernels.driver import Device
-
-from .simulated_cuda import SimulatedDevice
+from ptx_kernels.simulated_cuda import SimulatedDevice
 
 ROOT = Path(__file__).resolve().parents[1]
 _TIMEOUT = 60.0  # seconds per process

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
         CompiledFileError,
         GGUFError,
         GpuUnavailableWarning,
+        KernelLoadError,
         NativeUnavailableWarning,
         UnavailableError,
+        explaining_loads,
     )
     from .explanation import Explanation, explain
     from .float_types import PAGE_DTYPES
@@ -111,6 +113,7 @@ __all__ = [
     "LATENT_DIMS",
     "IMPLEMENTATIONS",
     "GpuUnavailableWarning",
+    "KernelLoadError",
     "NativeUnavailableWarning",
     "PAGE_DTYPES",
     "QuantizedArray",
@@ -134,6 +137,7 @@ __all__ = [
     "expert_matmul",
     "expert_mlp",
     "explain",
+    "explaining_loads",
     "formats",
     "from_planes",
     "gated_delta_rule",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator
+
 _LONGEST = 1000  # characters of a field or problem in a message; values in a file may have millions
 
 
@@ -50,6 +54,14 @@ class UnavailableError(RuntimeError):
     """The implementation that was selected by name cannot run on this platform."""
 
 
+class KernelLoadError(UnavailableError):
+    """The CUDA driver did not load a kernel of a program.
+
+    XLA's error, its cause, names no kernel. `jax-q4k doctor` shows the PTX version that the driver
+    takes and the one that kernels need.
+    """
+
+
 class NativeUnavailableWarning(UserWarning):
     """CPU operations run in plain JAX because their C++ kernels are not available.
 
@@ -64,3 +76,26 @@ class GpuUnavailableWarning(UserWarning):
     The message gives the reason. It is shown once per process, when the first such operation is
     lowered.
     """
+
+
+#: XLA's text, or the driver's error, if a module does not load.
+_MODULE = re.compile(
+    r"Failed to load (PTX|in-memory CUBIN)|CUDA_ERROR_(INVALID_PTX|UNSUPPORTED_PTX_VERSION"
+    r"|NO_BINARY_FOR_GPU|INVALID_IMAGE|JIT_COMPILER_NOT_FOUND)"
+)
+
+
+@contextlib.contextmanager
+def explaining_loads() -> Iterator[None]:
+    """Context in which a failure of XLA to load a kernel raises a KernelLoadError."""
+    import jax
+
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not _MODULE.search(str(error)):
+            raise
+        raise KernelLoadError(
+            "the CUDA driver did not load a kernel of this program; jax-q4k doctor shows the PTX "
+            f"version that the driver takes and the one of the kernels: {str(error).strip()}"
+        ) from error

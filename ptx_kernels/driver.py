@@ -16,6 +16,7 @@ import ctypes
 import functools
 import importlib
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from .ptx import Kernel
 
 #: A function must opt in to more dynamic shared memory than this.
 _STATIC_SHARED_LIMIT = 48 << 10
+_LOG_BYTES = 16 << 10  # of the driver's compiler
 _POISON = 0xFF  # a NaN in every float type, -1 in every integer type
 
 _MIN_LAUNCHES = 16  # per graph, so that the cost of a replay is small per launch
@@ -38,6 +40,25 @@ Launch = tuple[Kernel, Sequence[int]]
 
 class DriverError(RuntimeError):
     """No usable CUDA device, or a failed CUDA call; the message names the call and its error."""
+
+
+class ModuleLoadError(DriverError):
+    """A PTX module that the CUDA driver does not load.
+
+    The message names the kernel, its PTX version and target, the device, its compute capability and
+    the driver, and ends with the driver's log.
+
+    Attributes:
+      kernel: name of the module's entry.
+      log: what the driver's compiler says about the text; empty if it says nothing.
+    """
+
+    def __init__(self, message: str, kernel: str, log: str) -> None:
+        super().__init__(message, kernel, log)  # all arguments, so that it can be pickled
+        self.kernel, self.log = kernel, log
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 #: CUDA version -> PTX version that its driver compiles (PTX ISA, release notes).
@@ -228,6 +249,10 @@ class Device:
             driver_cuda_version=f"{version // 1000}.{version % 1000 // 10}",
         )
 
+    def free_memory(self) -> int:
+        """Returns the bytes of the device's memory that no process has allocated."""
+        return int(self._call("cuMemGetInfo")[0])
+
     # --- memory -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -307,14 +332,7 @@ class Device:
 
     def _function(self, kernel: Kernel) -> Any:
         if kernel not in self._functions:
-            try:
-                module = self._load(kernel.text)
-            except DriverError as error:
-                raise DriverError(
-                    f"kernel {kernel.name} did not load: {error}; "
-                    "ptx_kernels.machine_code.ptxas.assemble"
-                    f"(text, {self.facts.arch!r}) may say why"
-                ) from error
+            module = self._load(kernel.text)
             self._modules.append(module)
             function = self._call("cuModuleGetFunction", module, kernel.name.encode())
             if kernel.dynamic_shared_bytes > _STATIC_SHARED_LIMIT:
@@ -326,13 +344,46 @@ class Device:
         return self._functions[kernel]
 
     def _load(self, text: str) -> Any:
+        """Loads a module; raises ModuleLoadError with the driver's log."""
         image = np.frombuffer(text.encode() + b"\0", np.uint8)
-        return self._call("cuModuleLoadData", image.ctypes.data)
+        log, option = bytearray(_LOG_BYTES), self._cuda.CUjit_option
+        options = {
+            option.CU_JIT_ERROR_LOG_BUFFER: log,
+            option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: len(log),
+        }
+        try:
+            return self._call(
+                "cuModuleLoadDataEx",
+                image.ctypes.data,
+                len(options),
+                list(options),
+                list(options.values()),
+            )
+        except DriverError as error:
+            said = log.split(b"\0", 1)[0].decode(errors="replace").strip()
+            raise self._load_error(text, str(error), said) from error
+
+    def _load_error(self, text: str, error: str, log: str) -> ModuleLoadError:
+        def first(pattern: str) -> str:
+            found = re.search(pattern, text)
+            return found[1] if found else "unknown"
+
+        kernel, facts = first(r"\.entry\s+([\w$]+)"), self.facts
+        major, minor = divmod(int(facts.arch.removeprefix("sm_")), 10)
+        return ModuleLoadError(
+            f"kernel {kernel} (PTX {first(r'[.]version ([0-9.]+)')} for "
+            f"{first(r'[.]target (sm_[0-9a-z]+)')}) does not load on {facts.name} (compute "
+            f"capability {major}.{minor}, driver for CUDA {facts.driver_cuda_version}): {error}; "
+            f"the driver's log: {log or 'empty'}",
+            kernel,
+            log,
+        )
 
     def time_load(self, text: str) -> float:
         """Returns the seconds that the driver takes to load a PTX module, which is then unloaded.
 
         XLA loads each kernel this way: the driver compiles the text, or finds it in its cache.
+        Raises ModuleLoadError.
         """
         started = time.perf_counter()
         module = self._load(text)

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.runs_programs:
                 split_cpu(getattr(options, "devices", 1))
                 devices()  # fails with one line if there is no device
-            with _program_cache(options, notes) as options.programs:
+            with _program_cache(options, notes) as options.programs, _explaining(options):
                 code = options.command(options, notes)
         sys.stdout.flush()
     except KeyboardInterrupt:  # outside the block, or while a line is typed
@@ -107,6 +107,10 @@ def _program_cache(
     from . import cache  # imports JAX
 
     return cache.programs(notes, wanted=options.keeps_programs)
+
+
+def _explaining(options: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    return jq.explaining_loads() if options.runs_programs else contextlib.nullcontext()
 
 
 def _is_of_jax(error: Exception) -> bool:

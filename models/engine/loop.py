@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import jax_q4k as jq
+
 from ..runner.engine_state import Sizes
 from ..runner.engine_steps import MOST_STEPS
 from ..sampling import ConstraintError
@@ -86,7 +88,8 @@ class EngineLoop:
     def step(self) -> None:
         """Runs one step; does nothing without requests."""
         began = time.thread_time()
-        self._step()
+        with jq.explaining_loads():
+            self._step()
         self.host_seconds += time.thread_time() - began
 
     def _step(self) -> None:

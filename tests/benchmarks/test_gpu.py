@@ -16,12 +16,12 @@ from benchmarks.common import RESULTS
 from benchmarks.gpu_predictions import Predictions
 from benchmarks.gpu_questions import QUESTIONS, Answer, Question
 from benchmarks.gpu_sizes import FULL, SMALL
-from benchmarks.simulated_cuda import COPY_RATE, SimulatedCuda, SimulatedDevice
 from ptx_kernels.driver import DriverError, rotated
 from ptx_kernels.kernels import CASES, KERNELS
 from ptx_kernels.kernels.matvec import PRESETS
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.machine_code.report import figures
+from ptx_kernels.simulated_cuda import COPY_RATE, SimulatedCuda, SimulatedDevice
 
 DRY = ["--dry-run", "--skip", "tests", "questions", "models"]
 

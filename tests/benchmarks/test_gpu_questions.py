@@ -12,12 +12,12 @@ from benchmarks.gpu_predictions import Predictions
 from benchmarks.gpu_questions import QUESTIONS, Bench, cluster_barriers, cluster_ring, empty
 from benchmarks.gpu_sizes import FULL, SMALL
 from benchmarks.module_loads import Loads, measure_loads
-from benchmarks.simulated_cuda import SimulatedDevice
 from ptx_kernels import simulator
 from ptx_kernels.driver import Timing
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import PRESETS
 from ptx_kernels.machine_code.ptxas import assemble_all
+from ptx_kernels.simulated_cuda import SimulatedDevice
 
 
 class Clocked(SimulatedDevice):

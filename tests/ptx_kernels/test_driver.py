@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from support.subjects import SUBJECTS, subject
 
-from benchmarks.simulated_cuda import Result, SimulatedCuda
 from ptx_kernels import driver
 from ptx_kernels.limits import PTX_VERSIONS
 from ptx_kernels.ptx import Buffer, Kernel, f32
+from ptx_kernels.simulated_cuda import Result, SimulatedCuda
 
 
 class FakeCuda(SimulatedCuda):
@@ -25,13 +27,9 @@ class FakeCuda(SimulatedCuda):
     name = "NVIDIA H200"
 
     def __init__(self, meanings) -> None:
-        super().__init__()
+        super().__init__(refuse=lambda text: "ptxas: line 1, bad" if "bad" in text else None)
         self.meanings = meanings
         self.launches: list[tuple] = []
-
-    def cuModuleLoadData(self, image):
-        error, text = super().cuModuleLoadData(image)
-        return (Result.CUDA_ERROR_INVALID_PTX, None) if "bad" in (text or "bad") else (error, text)
 
     def parameters(self, function):
         return self.meanings[function[1]].__code__.co_argcount
@@ -134,13 +132,46 @@ def test_errors_name_the_call_and_the_driver_says_why(cuda):
             driver.DriverError, match="cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY: said the"
         ):
             gpu.empty(2 << 30)
-        with pytest.raises(
-            driver.DriverError,
-            match="kernel broken did not load: .*CUDA_ERROR_INVALID_PTX.*'sm_90'",
-        ):
-            gpu.launch(kernel("broken", Buffer("y", f32, (1,), "out"), text="bad"), [0])
     with pytest.raises(driver.DriverError, match="device 3 does not exist: the driver counts 1"):
         driver.Device(3)
+
+
+HEADER = ".version 8.0\n.target sm_90\n"
+
+
+def test_a_module_that_does_not_load_is_an_error_with_the_drivers_log(cuda):
+    broken = kernel("broken", Buffer("y", f32, (1,), "out"), text="bad")
+    with driver.Device() as gpu:
+        with pytest.raises(driver.ModuleLoadError) as raised:
+            gpu.launch(replace(broken, text=HEADER + broken.text), [0])
+        with pytest.raises(
+            driver.ModuleLoadError, match=r"kernel broken \(PTX unknown for unknown"
+        ):
+            gpu.time_load(broken.text)
+    assert str(raised.value) == (
+        "kernel broken (PTX 8.0 for sm_90) does not load on NVIDIA H200 (compute capability 9.0, "
+        "driver for CUDA 13.0): cuModuleLoadDataEx failed: CUDA_ERROR_INVALID_PTX: said the "
+        "simulated driver; the driver's log: ptxas: line 1, bad"
+    )
+    assert (raised.value.kernel, raised.value.log) == ("broken", "ptxas: line 1, bad")
+    copied = pickle.loads(pickle.dumps(raised.value))
+    assert (str(copied), copied.log) == (str(raised.value), raised.value.log)
+
+
+def test_a_long_log_is_cut_and_an_empty_one_named(cuda):
+    with driver.Device() as gpu:
+        cuda.refuse = lambda text: "x" * 100_000
+        with pytest.raises(driver.ModuleLoadError) as raised:
+            gpu.time_load(SCALE.text)
+        assert 10_000 < len(raised.value.log) < 20_000
+        cuda.refuse = lambda text: ""
+        with pytest.raises(driver.ModuleLoadError, match="the driver's log: empty$"):
+            gpu.time_load(SCALE.text)
+
+
+def test_free_memory(cuda):
+    with driver.Device() as gpu:
+        assert gpu.free_memory() == 100 << 30 < gpu.facts.memory_bytes
 
 
 def test_time_is_per_launch_over_rotated_inputs(cuda):
@@ -169,8 +200,8 @@ def test_loading_is_timed_and_leaves_no_module(cuda, monkeypatch):
     with driver.Device() as gpu:
         assert gpu.time_load(SCALE.text) == 0.25
         assert unloaded == [SCALE.text]
-        with pytest.raises(driver.DriverError, match="cuModuleLoadData failed: .*INVALID_PTX"):
-            gpu.time_load("bad")
+        with pytest.raises(driver.DriverError, match="cuModuleLoadDataEx failed: .*INVALID_PTX"):
+            gpu.time_load("no kernel")
 
 
 def test_rotations_exceed_the_cache():
@@ -213,10 +244,12 @@ def test_bindings_have_what_is_called():
     for holder in (
         "CUdevice_attribute",
         "CUfunction_attribute",
+        "CUjit_option",
         "CUstreamCaptureMode",
         "CUstream_flags",
     ):
-        for member in vars(getattr(SimulatedCuda, holder)):
+        ours = getattr(SimulatedCuda, holder)
+        for member in getattr(ours, "__members__", None) or vars(ours):
             assert hasattr(getattr(real, holder), member), f"{holder}.{member}"
     launch = real.cuLaunchKernel.__doc__.splitlines()[0]
     assert launch.count(",") == 10, launch

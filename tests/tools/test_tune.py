@@ -8,7 +8,6 @@ import json
 
 import pytest
 
-from benchmarks.simulated_cuda import SimulatedCuda, SimulatedDevice
 from ptx_kernels import tuning
 from ptx_kernels.devices import REFERENCE
 from ptx_kernels.driver import DriverError, Timing
@@ -17,6 +16,7 @@ from ptx_kernels.kernels.gemm import gemm_rule
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, fused_matvec_rule, matvec_rule
 from ptx_kernels.machine_code.model import Prediction
 from ptx_kernels.machine_code.work import Work
+from ptx_kernels.simulated_cuda import SimulatedCuda, SimulatedDevice
 from ptx_kernels.tuning import decide, tables, target
 from tools import spaces, tune
 

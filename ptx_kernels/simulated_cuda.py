@@ -14,18 +14,16 @@ import ctypes
 import enum
 import re
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ptx_kernels import simulator
-from ptx_kernels.driver import Device
-from ptx_kernels.ptx import Kernel
-from ptx_kernels.simulator.memory.buffers import DeviceBuffer
-
-from .common import part_of
+from . import simulator
+from .driver import Device
+from .ptx import Kernel
+from .simulator.memory.buffers import DeviceBuffer
 
 #: Invented: seconds of every kernel, and the bandwidth of every copy in bytes/s, read plus written.
 KERNEL_SECONDS, COPY_RATE = 2e-6, 4e12
@@ -52,6 +50,13 @@ class Result(enum.IntEnum):
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_INVALID_PTX = 218
+
+
+class JitOption(enum.IntEnum):
+    """Options of `cuModuleLoadDataEx`."""
+
+    CU_JIT_ERROR_LOG_BUFFER = 5
+    CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6
 
 
 @dataclass(frozen=True)
@@ -91,9 +96,11 @@ class SimulatedCuda:
     Args:
       executes: whether kernels run at all.
       memory_limit: maximum bytes of one allocation.
+      refuse: text of a module -> the driver's log if it does not load; None loads it.
     """
 
     CUresult = Result
+    CUjit_option = JitOption
     CUdeviceptr = int
     CUstream_flags = types.SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CUdevice_attribute = types.SimpleNamespace(
@@ -105,8 +112,14 @@ class SimulatedCuda:
     #: Name that the driver would report; choices and predictions are those of an H200.
     name = "H200 (simulated)"
 
-    def __init__(self, *, executes: bool = True, memory_limit: int = 1 << 30) -> None:
-        self.executes, self.memory_limit = executes, memory_limit
+    def __init__(
+        self,
+        *,
+        executes: bool = True,
+        memory_limit: int = 1 << 30,
+        refuse: Callable[[str], str | None] = lambda text: None,
+    ) -> None:
+        self.executes, self.memory_limit, self.refuse = executes, memory_limit, refuse
         self.memory: dict[int, np.ndarray] = {}  # by address
         self.capture: Graph | None = None
         self.limits: dict[Any, int] = {}  # of dynamic shared memory, by function
@@ -162,6 +175,9 @@ class SimulatedCuda:
         self.memory[array.ctypes.data] = array
         return Result.CUDA_SUCCESS, array.ctypes.data
 
+    def cuMemGetInfo(self):
+        return Result.CUDA_SUCCESS, 100 << 30, 141 << 30
+
     def cuMemFree(self, address):
         del self.memory[address]
         return (Result.CUDA_SUCCESS,)
@@ -181,13 +197,19 @@ class SimulatedCuda:
 
     # --- kernels ---
 
-    def cuModuleLoadData(self, image):
+    def cuModuleLoadDataEx(self, image, count, options, values):
         if self.capture is not None:
             raise RuntimeError("a module was loaded while its stream captured")
         text = ctypes.string_at(image).decode()
-        if not re.search(r"\.entry\s+[\w$]+", text):
-            return Result.CUDA_ERROR_INVALID_PTX, None
-        return Result.CUDA_SUCCESS, text
+        has_entry = re.search(r"\.entry\s+[\w$]+", text)
+        log = self.refuse(text) if has_entry else "ptxas fatal: no entry"
+        if log is None:
+            return Result.CUDA_SUCCESS, text
+        given = dict(zip(options[:count], values[:count], strict=True))
+        size = given[JitOption.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+        written = log.encode()[: size - 1] + b"\0"
+        given[JitOption.CU_JIT_ERROR_LOG_BUFFER][: len(written)] = written
+        return Result.CUDA_ERROR_INVALID_PTX, None
 
     def cuModuleUnload(self, module):
         return (Result.CUDA_SUCCESS,)
@@ -315,7 +337,3 @@ class SimulatedDevice(Device):
     def launch(self, kernel: Kernel, addresses: Sequence[int]) -> None:
         self.cuda.kernels[kernel.text] = kernel
         super().launch(kernel, addresses)
-
-
-if __name__ == "__main__":
-    part_of("gpu", __doc__)

@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.simulated_cuda import COPY_RATE, KERNEL_SECONDS, SimulatedDevice
 from ptx_kernels import simulator
 from ptx_kernels.driver import DriverError, rotated
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import PRESETS
 from ptx_kernels.kernels.operands import random_operands
+from ptx_kernels.simulated_cuda import COPY_RATE, KERNEL_SECONDS, SimulatedDevice
 
 ADD = KERNELS["append_kv"](
     tokens=3, num_pages=4, num_kv_heads=2, page_size=4, head_dim=32, dtype="f32"
@@ -64,5 +64,5 @@ def test_without_execution_results_stay_poison():
 
 
 def test_bad_modules_do_not_load(gpu):
-    with pytest.raises(DriverError, match="cuModuleLoadData failed: CUDA_ERROR_INVALID_PTX"):
+    with pytest.raises(DriverError, match="cuModuleLoadDataEx failed: CUDA_ERROR_INVALID_PTX"):
         gpu.time_load(".version 8.0")
