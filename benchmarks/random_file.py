@@ -88,7 +88,9 @@ def _rows(kind: str, k: int) -> np.ndarray:
     """Returns rows of normally distributed weights, which all matrices reuse."""
     weights = np.random.default_rng(k).standard_normal((_PIECE // k, k), np.float32)
     weights *= np.float32(k**-0.5)
-    return weights if kind == "F32" else quantizers.quantize(weights, kind)
+    if kind in gguf.PLAIN:
+        return weights.astype(gguf.PLAIN[kind].dtype)
+    return quantizers.quantize(weights, kind)
 
 
 def _vocabulary(size: int) -> dict[str, Any]:

@@ -26,6 +26,8 @@ __all__ = ["names", "quantize"]
 
 #: Weights per program; with temporaries of 30 bytes each, about a core's L2 cache.
 CHUNK = 32768
+#: Weights per call of the library, which has temporaries of a few blocks only.
+_CHUNK_OF_CALLS = 4 * CHUNK
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 # relative to a block's largest importance; even values of importance zero are rounded properly
 _LEAST_IMPORTANCE = 2.0**-20
@@ -75,7 +77,8 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
     )
     flat = values.reshape(-1, block.block_size)
     packed = np.empty((len(flat), block.block_bytes), np.uint8)
-    step = CHUNK // block.block_size
+    by_one_call = quantizer.native and native.available()
+    step = (_CHUNK_OF_CALLS if by_one_call else CHUNK) // block.block_size
 
     def refuse(x: np.ndarray, start: int) -> NoReturn:
         first = int(np.argmax(~(np.abs(x) <= quantizer.largest)))
@@ -84,8 +87,6 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
             f"w[{', '.join(map(str, at))}] is {values[at]}; "
             f"{format} takes finite values of magnitude up to {quantizer.largest:g}"
         )
-
-    by_one_call = quantizer.native and native.available()
 
     def fill(start: int) -> None:
         chunk = flat[start : start + step]
@@ -104,9 +105,12 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
             refuse(x, start)
         packed[start : start + step] = quantizer.blocks(x, row_importance[rows])[: len(chunk)]
 
-    fill(0)  # compiles
+    starts = range(0, len(flat), step)
+    if not by_one_call:
+        fill(0)  # compiles
+        starts = starts[1:]
     with ThreadPoolExecutor(cpus.available()) as pool:
-        for _ in pool.map(fill, range(step, len(flat), step)):
+        for _ in pool.map(fill, starts):
             pass
     return packed.reshape(*leading, k // block.block_size, block.block_bytes)
 

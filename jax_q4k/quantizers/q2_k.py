@@ -19,4 +19,4 @@ def _fields(x: jax.Array, w: jax.Array) -> Fields:
     }
 
 
-QUANTIZER = Quantizer("Q2_K", 15 * LARGEST_F16, searched("Q2_K", (16, 16), _fields))
+QUANTIZER = Quantizer("Q2_K", 15 * LARGEST_F16, searched("Q2_K", (16, 16), _fields), native=True)

@@ -27,4 +27,6 @@ def _fields(x: jax.Array, w: jax.Array) -> Fields:
     }
 
 
-QUANTIZER = Quantizer("Q3_K", 31 * 3 * LARGEST_F16, searched("Q3_K", (16, 16), _fields))
+QUANTIZER = Quantizer(
+    "Q3_K", 31 * 3 * LARGEST_F16, searched("Q3_K", (16, 16), _fields), native=True
+)

@@ -14,4 +14,4 @@ def _fields(x: jax.Array, w: jax.Array) -> Fields:
     return {"d": pack.f16_bytes(d), "qs": pack.nibbles(as_bytes(q + 8))}
 
 
-QUANTIZER = Quantizer("Q4_0", 7 * LARGEST_F16, searched("Q4_0", (32,), _fields))
+QUANTIZER = Quantizer("Q4_0", 7 * LARGEST_F16, searched("Q4_0", (32,), _fields), native=True)

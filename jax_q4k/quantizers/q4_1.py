@@ -14,4 +14,4 @@ def _fields(x: jax.Array, w: jax.Array) -> Fields:
     return {"d": pack.f16_bytes(d), "m": pack.f16_bytes(m), "qs": pack.nibbles(as_bytes(q))}
 
 
-QUANTIZER = Quantizer("Q4_1", LARGEST_F16, searched("Q4_1", (32,), _fields))
+QUANTIZER = Quantizer("Q4_1", LARGEST_F16, searched("Q4_1", (32,), _fields), native=True)

@@ -28,5 +28,8 @@ def fields(x: jax.Array, w: jax.Array, top: int) -> Fields:
 
 
 QUANTIZER = Quantizer(
-    "Q4_K", 63 * LARGEST_F16, searched("Q4_K", (32, 8), functools.partial(fields, top=15))
+    "Q4_K",
+    63 * LARGEST_F16,
+    searched("Q4_K", (32, 8), functools.partial(fields, top=15)),
+    native=True,
 )

@@ -15,4 +15,4 @@ def _fields(x: jax.Array, w: jax.Array) -> Fields:
     return {"d": pack.f16_bytes(d), "qh": pack.fifth_bits(quants), "qs": pack.nibbles(quants)}
 
 
-QUANTIZER = Quantizer("Q5_0", 15 * LARGEST_F16, searched("Q5_0", (32,), _fields))
+QUANTIZER = Quantizer("Q5_0", 15 * LARGEST_F16, searched("Q5_0", (32,), _fields), native=True)

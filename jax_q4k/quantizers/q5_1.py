@@ -20,4 +20,4 @@ def _fields(x: jax.Array, w: jax.Array) -> Fields:
     }
 
 
-QUANTIZER = Quantizer("Q5_1", LARGEST_F16, searched("Q5_1", (32,), _fields))
+QUANTIZER = Quantizer("Q5_1", LARGEST_F16, searched("Q5_1", (32,), _fields), native=True)

@@ -9,5 +9,8 @@ from .fit import LARGEST_F16
 from .quantizer import Quantizer, searched
 
 QUANTIZER = Quantizer(
-    "Q5_K", 63 * LARGEST_F16, searched("Q5_K", (32, 8), functools.partial(q4_k.fields, top=31))
+    "Q5_K",
+    63 * LARGEST_F16,
+    searched("Q5_K", (32, 8), functools.partial(q4_k.fields, top=31)),
+    native=True,
 )

@@ -23,4 +23,6 @@ def _fields(x: jax.Array, w: jax.Array) -> Fields:
     }
 
 
-QUANTIZER = Quantizer("Q6_K", 127 * 31 * LARGEST_F16, searched("Q6_K", (16, 16), _fields))
+QUANTIZER = Quantizer(
+    "Q6_K", 127 * 31 * LARGEST_F16, searched("Q6_K", (16, 16), _fields), native=True
+)

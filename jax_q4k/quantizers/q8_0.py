@@ -36,4 +36,4 @@ def _traced(x: jax.Array, importance: jax.Array) -> jax.Array:
     return jnp.concatenate([pack.f16_bytes(d), quants], axis=-1)
 
 
-QUANTIZER = Quantizer("Q8_0", 127 * LARGEST_F16, Blocks(_host, _traced))
+QUANTIZER = Quantizer("Q8_0", 127 * LARGEST_F16, Blocks(_host, _traced), native=True)

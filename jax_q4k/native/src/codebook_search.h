@@ -16,19 +16,11 @@
 namespace jax_q4k {
 namespace {
 
-template <class Element>
-JAX_Q4K_INLINE Vector<Element, 64> where_less(const Floats& a, const Floats& b, const Vector<Element, 64>& x,
-                                              const Vector<Element, 64>& y) {
-  Vector<Element, 64> c;
-  for (int i = 0; i < Floats::kParts; ++i) c.part[i] = a.part[i] < b.part[i] ? x.part[i] : y.part[i];
-  return c;
-}
 JAX_Q4K_INLINE Floats where_equal(const Ints& a, int b, const Floats& x, const Floats& y) {
   Floats c;
   for (int i = 0; i < Floats::kParts; ++i) c.part[i] = a.part[i] == b ? x.part[i] : y.part[i];
   return c;
 }
-JAX_Q4K_INLINE Floats smaller(const Floats& a, const Floats& b) { return where_less(a, b, a, b); }
 
 // The nearest positive finite f16.
 inline float positive_half(float x) {

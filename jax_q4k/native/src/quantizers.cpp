@@ -1,35 +1,17 @@
-// Searches for the scales of ternary and fp4 blocks: compiled once per instruction set, as kernels.cpp is. The candidates
-// are those of `quantizers/tq2_0.py`, `nvfp4.py` and `mxfp4.py`, which programs trace.
+// Quantizers of blocks of floats, compiled once per instruction set, as kernels.cpp is. The candidates of their searches are
+// those of the modules in `quantizers/`, which programs trace.
 
 #include "quantizers.h"
 
 #include <cmath>
 
-#include "conversions.h"
-#include "vectors.h"
+#include "affine_search.h"
+#include "symmetric_search.h"
 
 namespace jax_q4k {
 namespace {
 
-constexpr float kLargestHalf = 65504;
-
 using Eight = EightFloats;
-JAX_Q4K_INLINE Eight larger(const Eight& a, const Eight& b) {
-  Eight c;
-  for (int i = 0; i < Eight::kParts; ++i) c.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
-  return c;
-}
-JAX_Q4K_INLINE Eight smaller(const Eight& a, const Eight& b) {
-  Eight c;
-  for (int i = 0; i < Eight::kParts; ++i) c.part[i] = a.part[i] < b.part[i] ? a.part[i] : b.part[i];
-  return c;
-}
-// v where a > b, else 0.
-JAX_Q4K_INLINE Eight where_more(const Eight& a, const Eight& b, const Eight& v) {
-  Eight c;
-  for (int i = 0; i < Eight::kParts; ++i) c.part[i] = a.part[i] > b.part[i] ? v.part[i] : Eight::Part{};
-  return c;
-}
 JAX_Q4K_INLINE float sum(const Eight& v) {
   float lanes[8];
   v.store(lanes);
@@ -41,7 +23,6 @@ JAX_Q4K_INLINE float maximum(const Eight& v) {
   for (float lane : lanes) most = lane > most ? lane : most;
   return most;
 }
-inline float reciprocal(float x) { return x != 0 ? 1 / x : 0; }
 
 // Magnitudes of a block's values, and weights of their squared errors: importance * sqrt(1 + x^2 / (2 * mean of x^2)).
 template <int kBlock>
@@ -87,8 +68,8 @@ JAX_Q4K_INLINE void try_limits(const Weighted<kTernary>& x, const float* limits,
   for (int i = 0; i < kTernary; i += 8) {
     const Eight m = Eight::load(x.magnitude + i), w = Eight::load(x.weight + i), wm = w * m;
     for (int l = 0; l < kLimits; ++l) {
-      sums[l] = sums[l] + where_more(m, limit[l], wm);
-      weights[l] = weights[l] + where_more(m, limit[l], w);
+      sums[l] = sums[l] + where_less(limit[l], m, wm, Eight::all(0));
+      weights[l] = weights[l] + where_less(limit[l], m, w, Eight::all(0));
     }
   }
   for (int l = 0; l < kLimits; ++l) p[l] = sum(sums[l]), q[l] = sum(weights[l]);
@@ -131,11 +112,7 @@ bool quantize_TQ2_0(const FloatBlocks& s) {
   return each_block<kTernary, 66>(s, [](const float* x, const Weighted<kTernary>& weighted, uint8_t* packed) {
     uint8_t digits[kTernary];
     const Half d = ternary(x, weighted, digits);
-    for (int h = 0; h < 2; ++h)
-      for (int j = 0; j < 32; ++j) {
-        const uint8_t* digit = digits + 128 * h + j;
-        packed[32 * h + j] = static_cast<uint8_t>(digit[0] | digit[32] << 2 | digit[64] << 4 | digit[96] << 6);
-      }
+    for (int h = 0; h < 2; ++h) pack_bits<2, 4>(digits + 128 * h, 32, 0, packed + 32 * h);
     std::memcpy(packed + 64, &d, 2);
   });
 }
@@ -253,6 +230,110 @@ bool quantize_MXFP4(const FloatBlocks& s) {
     }
     packed[0] = static_cast<uint8_t>(largest > 0 ? best : 0);
     pack_fp4<kBlock>(x, weighted.magnitude, power(128 - best), packed + 1);
+  });
+}
+
+// One scale, quantized like ggml's: d = largest magnitude / 127, halves rounded away from zero; without a search.
+bool quantize_Q8_0(const FloatBlocks& s) {
+  constexpr int kBlock = 32, kBytes = 34;
+  for (int64_t b = 0; b < s.blocks; ++b) {
+    const float* x = s.x + b * kBlock;
+    uint8_t* packed = s.packed + b * kBytes;
+    Eight most = Eight::all(0), nan = most;
+    for (int i = 0; i < kBlock; i += 8) {
+      const Eight v = Eight::load(x + i);
+      most = larger(most, larger(v, Eight::all(0) - v)), nan = nan + v * Eight::all(0);
+    }
+    const float largest = maximum(most), d = largest / 127, inverse = reciprocal(d);
+    if (!(largest <= s.largest) || std::isnan(sum(nan))) return false;
+    store_half(d, packed);
+    for (int i = 0; i < kBlock; ++i) {
+      const float scaled = x[i] * inverse, whole = static_cast<float>(static_cast<int32_t>(scaled)), rest = scaled - whole;
+      packed[2 + i] = static_cast<uint8_t>(static_cast<int32_t>(whole) + (rest >= 0.5f) - (rest <= -0.5f));
+    }
+  }
+  return true;
+}
+
+bool quantize_Q4_0(const FloatBlocks& s) {
+  return symmetric_blocks<Integers<8, 1, 8>, 18>(s, [](float d, const uint8_t* quants, uint8_t* packed) {
+    store_half(d, packed), pack_bits<4, 2>(quants, 16, 0, packed + 2);
+  });
+}
+
+bool quantize_Q5_0(const FloatBlocks& s) {
+  return symmetric_blocks<Integers<16, 1, 8>, 22>(s, [](float d, const uint8_t* quants, uint8_t* packed) {
+    store_half(d, packed), pack_fifth_bits(quants, packed + 2), pack_bits<4, 2>(quants, 16, 0, packed + 6);
+  });
+}
+
+bool quantize_Q4_1(const FloatBlocks& s) {
+  return affine_blocks<15, 20>(s, [](float d, float m, const uint8_t* quants, uint8_t* packed) {
+    store_half(d, packed), store_half(m, packed + 2), pack_bits<4, 2>(quants, 16, 0, packed + 4);
+  });
+}
+
+bool quantize_Q5_1(const FloatBlocks& s) {
+  return affine_blocks<31, 24>(s, [](float d, float m, const uint8_t* quants, uint8_t* packed) {
+    store_half(d, packed), store_half(m, packed + 2);
+    pack_fifth_bits(quants, packed + 4), pack_bits<4, 2>(quants, 16, 0, packed + 8);
+  });
+}
+
+bool quantize_Q2_K(const FloatBlocks& s) {
+  return affine_super_blocks<16, 16, 3, 15, 84>(
+      s, [](float d, float dmin, const uint8_t* scales, const uint8_t* minimums, const uint8_t* quants, uint8_t* packed) {
+        for (int i = 0; i < 16; ++i) packed[i] = static_cast<uint8_t>(scales[i] | minimums[i] << 4);
+        for (int h = 0; h < 2; ++h) pack_bits<2, 4>(quants + 128 * h, 32, 0, packed + 16 + 32 * h);
+        store_half(d, packed + 80), store_half(dmin, packed + 82);
+      });
+}
+
+// d, dmin and the 12 bytes of 6-bit scales and minimums of Q4_K and Q5_K.
+JAX_Q4K_INLINE void pack_k_scales(float d, float dmin, const uint8_t* scales, const uint8_t* minimums, uint8_t* packed) {
+  store_half(d, packed), store_half(dmin, packed + 2);
+  for (int i = 0; i < 4; ++i) {
+    packed[4 + i] = static_cast<uint8_t>(scales[i] | scales[4 + i] >> 4 << 6);
+    packed[8 + i] = static_cast<uint8_t>(minimums[i] | minimums[4 + i] >> 4 << 6);
+    packed[12 + i] = static_cast<uint8_t>((scales[4 + i] & 15) | minimums[4 + i] << 4);
+  }
+}
+
+bool quantize_Q4_K(const FloatBlocks& s) {
+  return affine_super_blocks<32, 8, 15, 63, 144>(
+      s, [](float d, float dmin, const uint8_t* scales, const uint8_t* minimums, const uint8_t* quants, uint8_t* packed) {
+        pack_k_scales(d, dmin, scales, minimums, packed);
+        for (int j = 0; j < 4; ++j) pack_bits<4, 2>(quants + 64 * j, 32, 0, packed + 16 + 32 * j);
+      });
+}
+
+bool quantize_Q5_K(const FloatBlocks& s) {
+  return affine_super_blocks<32, 8, 31, 63, 176>(
+      s, [](float d, float dmin, const uint8_t* scales, const uint8_t* minimums, const uint8_t* quants, uint8_t* packed) {
+        pack_k_scales(d, dmin, scales, minimums, packed);
+        pack_bits<1, 8>(quants, 32, 4, packed + 16);
+        for (int j = 0; j < 4; ++j) pack_bits<4, 2>(quants + 64 * j, 32, 0, packed + 48 + 32 * j);
+      });
+}
+
+bool quantize_Q3_K(const FloatBlocks& s) {
+  return symmetric_super_blocks<Integers<4, 1, 8>, 16, 16, 32, 110>(s, [](float d, const int8_t* scales, const uint8_t* quants, uint8_t* packed) {
+    pack_bits<1, 8>(quants, 32, 2, packed);
+    for (int h = 0; h < 2; ++h) pack_bits<2, 4>(quants + 128 * h, 32, 0, packed + 32 + 32 * h);
+    uint8_t shifted[16];
+    for (int i = 0; i < 16; ++i) shifted[i] = static_cast<uint8_t>(scales[i] + 32);
+    pack_bits<4, 2>(shifted, 8, 0, packed + 96), pack_bits<2, 4>(shifted, 4, 4, packed + 104);
+    store_half(d, packed + 108);
+  });
+}
+
+bool quantize_Q6_K(const FloatBlocks& s) {
+  return symmetric_super_blocks<Integers<32, 17, 4>, 16, 16, 128, 210>(s, [](float d, const int8_t* scales, const uint8_t* quants, uint8_t* packed) {
+    for (int h = 0; h < 2; ++h) {
+      pack_bits<4, 2>(quants + 128 * h, 64, 0, packed + 64 * h);
+      pack_bits<2, 4>(quants + 128 * h, 32, 4, packed + 128 + 32 * h);
+    }
+    std::memcpy(packed + 192, scales, 16), store_half(d, packed + 208);
   });
 }
 

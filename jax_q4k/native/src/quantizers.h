@@ -7,7 +7,8 @@
 
 namespace jax_q4k {
 
-#define JAX_Q4K_QUANTIZERS(f) f(TQ1_0) f(TQ2_0) f(NVFP4) f(MXFP4)
+#define JAX_Q4K_QUANTIZERS(f) \
+  f(Q4_0) f(Q4_1) f(Q5_0) f(Q5_1) f(Q8_0) f(Q2_K) f(Q3_K) f(Q4_K) f(Q5_K) f(Q6_K) f(TQ1_0) f(TQ2_0) f(NVFP4) f(MXFP4)
 #define JAX_Q4K_QUANTIZER_NAME(name) #name,
 constexpr std::string_view kQuantizerNames[] = {JAX_Q4K_QUANTIZERS(JAX_Q4K_QUANTIZER_NAME)};
 #undef JAX_Q4K_QUANTIZER_NAME

@@ -109,10 +109,22 @@ JAX_Q4K_INLINE Vector<float, N> fma(const Vector<float, N>& a, const Vector<floa
   return d;
 }
 
-JAX_Q4K_INLINE Floats larger(const Floats& a, const Floats& b) {
-  Floats c;
-  for (int i = 0; i < Floats::kParts; ++i) c.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+// x where a < b, else y.
+template <int N, class Element>
+JAX_Q4K_INLINE Vector<Element, N> where_less(const Vector<float, N>& a, const Vector<float, N>& b, const Vector<Element, N>& x,
+                                             const Vector<Element, N>& y) {
+  Vector<Element, N> c;
+  for (int i = 0; i < c.kParts; ++i) c.part[i] = a.part[i] < b.part[i] ? x.part[i] : y.part[i];
   return c;
+}
+// The larger, and the smaller, lanes; those of b where a is NaN.
+template <int N>
+JAX_Q4K_INLINE Vector<float, N> larger(const Vector<float, N>& a, const Vector<float, N>& b) {
+  return where_less(b, a, a, b);
+}
+template <int N>
+JAX_Q4K_INLINE Vector<float, N> smaller(const Vector<float, N>& a, const Vector<float, N>& b) {
+  return where_less(a, b, a, b);
 }
 
 // Shuffles the concatenated lanes of a and b: lane i of the result is lane kLane(i).

@@ -14,6 +14,8 @@ from ptx_kernels import formats
 pytestmark = needs_native
 FORMATS = [name for name, found in quantizers._found().items() if found.native]
 RNG = np.random.default_rng(0)
+#: Largest part of blocks that may differ from those of the search in JAX.
+_DIFFERENT = {"Q8_0": 0.0, "Q4_1": 0.03, "Q5_1": 0.03, "Q4_K": 0.06, "Q5_K": 0.1}
 
 
 @pytest.fixture(params=["best", "portable"])
@@ -41,23 +43,28 @@ def quantized(format: str, x: np.ndarray, importance: np.ndarray, first: int) ->
 
 
 def test_formats():
-    assert FORMATS == ["MXFP4", "NVFP4", "TQ1_0", "TQ2_0"]
+    assert [name for name in quantizers.names() if name not in FORMATS] == [
+        name for name in quantizers.names() if name.startswith("IQ")
+    ]
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_blocks_are_those_of_the_search_in_jax(format, kernels):
-    """Sums are added in another order, which decides between a few nearly equal candidates."""
+    """Rounding errors of sums decide between a few nearly equal candidates.
+
+    A line through a block's values has two parameters, and several trials give nearly the same.
+    """
     x, importance = inputs(format)
     got = quantized(format, x, importance, 2)
     rows = importance[(2 + np.arange(len(x))) % 3]
     want = quantizers._found()[format].blocks(x, rows)
-    assert (got != want).any(-1).mean() <= 0.02
+    assert (got != want).any(-1).mean() <= _DIFFERENT.get(format, 0.02)
 
     def errors(packed: np.ndarray) -> np.ndarray:
         decoded = gguf.quants.dequantize(packed, GGMLQuantizationType[format])
         return (rows * (decoded.astype(np.float64) - x) ** 2).sum(-1)
 
-    assert errors(got).sum() <= 1.0001 * errors(want).sum()
+    assert errors(got).sum() <= 1.001 * errors(want).sum()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -3e38], ids=["nan", "infinite", "too large"])
@@ -73,5 +80,5 @@ def test_values_that_blocks_cannot_hold(format, bad, kernels):
 
 def test_a_format_without_a_search():
     x = np.zeros((1, 32), np.float32)
-    with pytest.raises(ValueError, match="format='Q4_0' has no such quantizer"):
-        native.quantize("Q4_0", x, x, 0, 1.0, np.zeros((1, 18), np.uint8))
+    with pytest.raises(ValueError, match="format='IQ4_NL' has no such quantizer"):
+        native.quantize("IQ4_NL", x, x, 0, 1.0, np.zeros((1, 18), np.uint8))

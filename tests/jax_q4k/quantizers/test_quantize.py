@@ -70,8 +70,9 @@ def test_errors_do_not_rise(format):
     Codebook searches round differently with other kernel sets, which changes up to 0.2%. Lower
     errors may be recorded.
     """
-    more = 1.003 if format in BOOKS else 1.0005
     for kind in KINDS:
+        # a sparse sub-block has one value, which many scales fit: rounding errors choose among them
+        more = 1.006 if kind == "sparse" else 1.003 if format in BOOKS else 1.0005
         even = relative_rmse(round_trip(GGML[kind], format), GGML[kind])
         assert even <= more * RMSE[f"{kind}/{format}"]
         importance = GGML["importance"]

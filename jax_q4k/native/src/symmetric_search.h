@@ -1,0 +1,178 @@
+// Searches scales without minimums, weight = s * q with q in -kTop to kTop - 1: `quantizers/symmetric.py`, with the same
+// candidates.
+
+#pragma once
+
+#include "block_lanes.h"
+
+namespace jax_q4k {
+namespace {
+
+// Integers from -kTop to kTop - 1, and the levels to try for the value of largest magnitude: integers down to kMinimum, and
+// fractions of 1 / kFractions near kTop. See `symmetric.integers`.
+template <int kTop_, int kMinimum, int kFractions>
+struct Integers {
+  static constexpr int kTop = kTop_;
+  float levels[(kTop - kMinimum + 1) + 3 * (kFractions - 1) + kFractions / 2];
+  constexpr Integers() : levels() {
+    int count = 0;
+    for (int level = kTop; level >= kMinimum; --level) levels[count++] = static_cast<float>(-level);
+    for (int i = 1 - 2 * kFractions; i < kFractions; ++i)
+      if (i % kFractions) levels[count++] = -kTop - static_cast<float>(i) / kFractions;
+    for (int i = -kFractions / 2; i < 0; ++i) levels[count++] = kTop + static_cast<float>(i) / kFractions;
+  }
+  static JAX_Q4K_INLINE Floats nearest(const Floats& x) { return rounded(x, -kTop, kTop - 1); }
+};
+
+// Best step s of x ~ s * q; an f16 if `kHalf`.
+template <class Grid, int kValues, bool kHalf>
+JAX_Q4K_INLINE Floats best_step(const Floats* x, const Floats* w) {
+  static constexpr Grid grid;
+  const Floats zero = Floats::all(0);
+  Floats largest = Floats::all(-1), extreme = zero, least = zero, s = zero;
+  for (int i = 0; i < kValues; ++i) {
+    const Floats size = magnitude(x[i]);
+    extreme = where_less(largest, size, x[i], extreme), largest = larger(size, largest);
+    least = least + w[i] * x[i] * x[i];
+  }
+  auto consider = [&](const Floats& inverse) __attribute__((always_inline)) {
+    Floats q[kValues], qx = zero, qq = zero, error = zero;
+    for (int i = 0; i < kValues; ++i) {
+      q[i] = Grid::nearest(x[i] * inverse);
+      const Floats wq = w[i] * q[i];
+      qx = qx + wq * x[i], qq = qq + wq * q[i];
+    }
+    Floats trial = qx * reciprocal(qq);
+    if (kHalf) trial = nearest_half(trial);
+    for (int i = 0; i < kValues; ++i) {
+      const Floats off = trial * q[i] - x[i];
+      error = error + w[i] * (off * off);
+    }
+    s = where_less(error, least, trial, s), least = smaller(error, least);
+  };
+  const Floats over = reciprocal(extreme);
+  for (float level : grid.levels) consider(Floats::all(level) * over);
+  consider(reciprocal(s));
+  return s;
+}
+
+// Quantizes sixteen super-blocks: weight = d * scale * q, with scales from -kMaximum to kMaximum - 1.
+template <class Grid, int kValues, int kSubs, int kMaximum>
+struct SymmetricSearch {
+  using Blocks = Lanes<kValues, kSubs>;
+  struct Found {
+    Floats error, d, scale[kSubs];
+  };
+
+  // Tries scales one step up or down.
+  static void refine(const Blocks& blocks, Found* found) {
+    found->error = Floats::all(0);
+    for (int sub = 0; sub < kSubs; ++sub) {
+      const Floats *x = blocks.x + sub * kValues, *w = blocks.w + sub * kValues, scale = found->scale[sub];
+      Floats least = Floats::all(INFINITY), best = scale;
+      for (int step : {0, 1, -1}) {
+        const Floats n = smaller(larger(scale + Floats::all(static_cast<float>(step)), Floats::all(-kMaximum)), Floats::all(kMaximum - 1));
+        const Floats s = found->d * n, inverse = reciprocal(s);
+        Floats error = Floats::all(0);
+        for (int i = 0; i < kValues; ++i) {
+          const Floats off = s * Grid::nearest(x[i] * inverse) - x[i];
+          error = error + w[i] * (off * off);
+        }
+        best = where_less(error, least, n, best), least = smaller(error, least);
+      }
+      found->scale[sub] = best, found->error = found->error + least;
+    }
+  }
+
+  static void search(const Blocks& blocks, Found* best) {
+    const Floats zero = Floats::all(0);
+    Floats s[kSubs], cost[kSubs], most = Floats::all(-1), largest = zero;
+    for (int sub = 0; sub < kSubs; ++sub) {
+      const Floats *x = blocks.x + sub * kValues, *w = blocks.w + sub * kValues;
+      s[sub] = best_step<Grid, kValues, false>(x, w), cost[sub] = zero;
+      const Floats inverse = reciprocal(s[sub]), size = magnitude(s[sub]);
+      for (int i = 0; i < kValues; ++i) {
+        const Floats q = Grid::nearest(x[i] * inverse);
+        cost[sub] = cost[sub] + w[i] * (q * q);
+      }
+      largest = where_less(most, size, s[sub], largest), most = larger(size, most);
+    }
+    // candidates for d: the largest step divided by integers, of both signs
+    Floats least = Floats::all(INFINITY);
+    best->d = Floats::all(kSmallestHalf);
+    for (int sign : {-1, 1})
+      for (int parts = sign < 0 ? kMaximum : kMaximum - 1; parts >= kMaximum / 2; --parts) {
+        Floats d = nearest_half(largest / Floats::all(static_cast<float>(sign * parts)));
+        const Ints smallest = (d.as<int32_t>() & Ints::all(INT32_MIN)) | Floats::all(kSmallestHalf).as<int32_t>();
+        d = where_less(magnitude(d), Floats::all(kSmallestHalf), smallest.as<float>(), d);
+        Floats error = zero;
+        for (int sub = 0; sub < kSubs; ++sub) {
+          const Floats off = s[sub] - d * rounded(s[sub] / d, -kMaximum, kMaximum - 1);
+          error = error + cost[sub] * (off * off);
+        }
+        best->d = where_less(error, least, d, best->d), least = smaller(error, least);
+      }
+    for (int sub = 0; sub < kSubs; ++sub) best->scale[sub] = rounded(s[sub] / best->d, -kMaximum, kMaximum - 1);
+    refine(blocks, best);
+
+    Found refined = *best;
+    Floats ax = zero, aa = zero;  // x ~ d * a
+    Floats inverse[kSubs];
+    for (int sub = 0; sub < kSubs; ++sub) inverse[sub] = reciprocal(best->d * best->scale[sub]);
+    for (int i = 0; i < kValues; ++i)  // in the order of XLA's sums
+      for (int sub = 0; sub < kSubs; ++sub) {
+        const Floats x = blocks.x[sub * kValues + i], a = best->scale[sub] * Grid::nearest(x * inverse[sub]);
+        const Floats wa = blocks.w[sub * kValues + i] * a;
+        ax = ax + wa * x, aa = aa + wa * a;
+      }
+    refined.d = nearest_half(ax * reciprocal(aa));
+    refine(blocks, &refined);
+    most = zero;
+    best->d = where_less(refined.error, best->error, refined.d, best->d);
+    for (int sub = 0; sub < kSubs; ++sub) {
+      best->scale[sub] = where_less(refined.error, best->error, refined.scale[sub], best->scale[sub]);
+      most = larger(most, magnitude(best->scale[sub]));
+    }
+    best->d = where_less(zero, most, best->d, zero);
+  }
+};
+
+// Calls pack(d, scales, quants, packed) for each super-block; scales are int8, and quants uint8, plus kTop.
+template <class Grid, int kValues, int kSubs, int kMaximum, int kBytes, class Pack>
+JAX_Q4K_INLINE bool symmetric_super_blocks(const FloatBlocks& s, Pack pack) {
+  using Search = SymmetricSearch<Grid, kValues, kSubs, kMaximum>;
+  return each_sixteen<kValues, kSubs, kBytes>(s, [&](const auto& lanes, int count, const float* x, uint8_t* packed) {
+    typename Search::Found found;
+    Search::search(lanes, &found);
+    float d[kLanes], scale[kSubs][kLanes];
+    found.d.store(d);
+    for (int sub = 0; sub < kSubs; ++sub) found.scale[sub].store(scale[sub]);
+    for (int b = 0; b < count; ++b, x += kValues * kSubs, packed += kBytes) {
+      int8_t scales[kSubs];
+      uint8_t quants[kSubs * kValues];
+      for (int sub = 0; sub < kSubs; ++sub) {
+        scales[sub] = static_cast<int8_t>(scale[sub][b]);
+        quantize_values<kValues>(x + sub * kValues, d[b] * scale[sub][b], 0, -Grid::kTop, Grid::kTop - 1, quants + sub * kValues);
+      }
+      pack(d[b], scales, quants, packed);
+    }
+  });
+}
+
+// Calls pack(d, quants, packed) for each block of 32; quants are plus kTop.
+template <class Grid, int kBytes, class Pack>
+JAX_Q4K_INLINE bool symmetric_blocks(const FloatBlocks& s, Pack pack) {
+  constexpr int kBlock = 32;
+  return each_sixteen<kBlock, 1, kBytes>(s, [&](const Lanes<kBlock>& lanes, int count, const float* x, uint8_t* packed) {
+    float d[kLanes];
+    best_step<Grid, kBlock, true>(lanes.x, lanes.w).store(d);
+    for (int b = 0; b < count; ++b, x += kBlock, packed += kBytes) {
+      uint8_t quants[kBlock];
+      quantize_values<kBlock>(x, d[b], 0, -Grid::kTop, Grid::kTop - 1, quants);
+      pack(d[b], quants, packed);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace jax_q4k
