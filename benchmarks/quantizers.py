@@ -136,7 +136,12 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "file", nargs="?", type=Path, default=RESULTS / "quantizers.json", help="JSON to write"
+        "file",
+        nargs="?",
+        type=Path,
+        default=RESULTS / "quantizers.json",
+        metavar="FILE",
+        help="JSON to write",
     )
     parser.add_argument("--ggml", metavar="PATH", help="ggml's library, to compare with")
     options = parser.parse_args(arguments)

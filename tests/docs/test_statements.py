@@ -522,6 +522,7 @@ def packed_is_no_array():
 
 
 @says("docs/arrays.md", "| `jq.matmul(x, w.T)`, `w.T` of three axes | TypeError, ValueError")
+@says("docs/arrays.md", "| `bool(w)`, `if w:` | TypeError, as for arrays of numbers")
 @says("docs/arrays.md", "`w == v` is `w is v`", "AttributeError: call `w.dequantize()` first")
 def other_uses():
     w = jq.quantize(np.ones((64, 256)), "Q8_0")
@@ -530,7 +531,9 @@ def other_uses():
     with pytest.raises(ValueError, match="two axes"):
         _ = w[None].T
     same = jq.quantize(np.ones((64, 256)), "Q8_0")
-    assert w == w and w != same and bool(w) and isinstance(hash(w), int)
+    assert w == w and w != same and isinstance(hash(w), int)
+    with pytest.raises(TypeError, match="is packed"):
+        bool(w)
     assert w.to_gguf_bytes() == same.to_gguf_bytes()
     assert not hasattr(w, "astype") and not hasattr(w, "reshape")
 

@@ -22,6 +22,7 @@ NO_OPERATIONS = {
     "current_selection",
     "default_implementation",
     "explain",
+    "explaining_loads",
     "from_planes",
     "implementation",
     "is_quantized",
