@@ -77,8 +77,8 @@ def part_of(program: str, description: str | None) -> None:
     parser.error(f"run python -m benchmarks.{program}")
 
 
-def results_file(arguments: list[str], name: str, description: str | None) -> Path:
-    """Returns the file that a command line names; by default the results of benchmark `name`."""
+def results_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser with the argument `file`; by default the results of benchmark `name`."""
     parser = argparse.ArgumentParser(
         f"python -m benchmarks.{name}",
         description=description,
@@ -88,7 +88,13 @@ def results_file(arguments: list[str], name: str, description: str | None) -> Pa
     parser.add_argument(
         "file", nargs="?", type=Path, default=default, metavar="FILE", help="JSON to write"
     )
-    return parser.parse_args(arguments).file
+    return parser
+
+
+def results_file(arguments: list[str], name: str, description: str | None) -> Path:
+    """Returns the file that a command line names; by default the results of benchmark `name`."""
+    file: Path = results_parser(name, description).parse_args(arguments).file
+    return file
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ per second of CPU time.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import resource
@@ -19,12 +18,11 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from tools.results import write_results
 
-from .common import RESULTS, on_cores
+from .common import on_cores, results_parser
 
 ROWS, COLUMNS = 2048, 4096
 REPEATS = 3
@@ -130,19 +128,7 @@ def print_table(results: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.quantizers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "file",
-        nargs="?",
-        type=Path,
-        default=RESULTS / "quantizers.json",
-        metavar="FILE",
-        help="JSON to write",
-    )
+    parser = results_parser("quantizers", __doc__)
     parser.add_argument("--ggml", metavar="PATH", help="ggml's library, to compare with")
     options = parser.parse_args(arguments)
     available = os.sched_getaffinity(0)
