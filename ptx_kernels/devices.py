@@ -28,6 +28,7 @@ class Device:
         clock.
       dot_float_ops: f16 operations/s of XLA's matmul of large matrices, by cuBLAS; None if unknown.
       block_shared_bytes: shared memory available to a thread block (CUDA programming guide).
+      groups: multiprocessors of each GPC. A cluster's thread blocks are in one GPC.
     """
 
     name: str
@@ -44,6 +45,30 @@ class Device:
     tensor_clock_hz: float | None = None
     dot_float_ops: float | None = None
     block_shared_bytes: int = 227 << 10
+    groups: tuple[int, ...] = ()
+
+    def places(self, cluster: int = 1, resident: int = 1) -> int:
+        """Returns the thread blocks that run at once, in clusters of `cluster`.
+
+        resident: thread blocks that fit on a multiprocessor.
+        """
+        if cluster == 1:
+            return self.multiprocessors * resident
+        return sum(size * resident // cluster * cluster for size in self._groups)
+
+    def busiest(self, blocks: int, cluster: int = 1, resident: int = 1) -> int:
+        """Returns the thread blocks of the busiest multiprocessor, for a grid of `blocks`.
+
+        cluster, resident: see `places`. Where clusters leave multiprocessors idle, others get more.
+        """
+        full, rest = divmod(blocks, self.places(cluster, resident))
+        fit = (n for n in range(resident + 1) if self.places(cluster, n) >= rest)
+        return full * resident + next(fit)
+
+    @property
+    def _groups(self) -> tuple[int, ...]:
+        full, rest = divmod(self.multiprocessors, _GROUP)
+        return self.groups or (_GROUP,) * full + (rest,)
 
     @property
     def l2_bandwidth(self) -> float:
@@ -80,6 +105,12 @@ LEAST = 75
 
 _MB = 1 << 20
 _L2_BYTES = 5.5e12 / (132 * 1.98e9)  # per clock and multiprocessor
+
+#: Multiprocessors of a GPC, if unknown; and of an H100's or H200's: others list one with a GPC of
+#: 16, where clusters of eight use 120 of 132 multiprocessors. With these sizes they do; which
+#: multiprocessors are disabled differs from one chip to the next.
+_GROUP = 16
+_HOPPER_GROUPS = (18, 18, 18, 16, 16, 16, 16, 14)
 
 #: Shared memory available to a block on every device since sm_80, and on Turing.
 LEAST_BLOCK_SHARED_BYTES = 99 << 10
@@ -129,6 +160,7 @@ DEVICES: dict[str, Device] = {
             mma_float_ops=2540,
             tensor_clock_hz=1.7e9,
             dot_float_ops=_HOPPER_DOT,
+            groups=_HOPPER_GROUPS,
         ),
         Device(
             "H100",
@@ -142,6 +174,7 @@ DEVICES: dict[str, Device] = {
             mma_float_ops=2540,
             tensor_clock_hz=1.7e9,
             dot_float_ops=_HOPPER_DOT,
+            groups=_HOPPER_GROUPS,
         ),
         Device(
             "H100 PCIe",
@@ -164,6 +197,7 @@ DEVICES: dict[str, Device] = {
             50 * _MB,
             mma_int8_ops=5080,
             mma_float_ops=2540,
+            groups=_HOPPER_GROUPS,
         ),
         Device(
             "GH200 480GB",
@@ -177,6 +211,7 @@ DEVICES: dict[str, Device] = {
             mma_float_ops=2540,
             tensor_clock_hz=1.7e9,
             dot_float_ops=_HOPPER_DOT,
+            groups=_HOPPER_GROUPS,
         ),
         Device(
             "A100",
@@ -265,6 +300,20 @@ DEVICES: dict[str, Device] = {
 #: Device assumed when none is available: for compiling ahead of time, simulating, reporting.
 REFERENCE = DEVICES["H200"]
 
+#: Warps that would fill the clocks in which one warp of a tensor-core kernel waits.
+_WAITING_WARPS = 7
+
+
+def tensor_busy(warps: int) -> float:
+    """Returns the fraction of clocks in which issue slots and L1 of a multiprocessor can be busy.
+
+    warps: resident warps of a kernel that uses tensor cores. Its warps wait for results, copies and
+    each other. The formula is that of warps that wait and work in turn; its constant fits ten
+    products and attentions on an H200, each with 8 warps, within 13 % (`benchmarks/results`).
+    """
+    return warps / (warps + _WAITING_WARPS)
+
+
 #: Words after a model's name that mean another chip or a part of one (D: fewer multiprocessors or
 #: slower tensor cores; Max: Max-Q, a lower clock).
 _OTHERS = {"D", "Laptop", "MIG", "Max", "SUPER", "Ti"}
@@ -333,6 +382,16 @@ class Target:
     def clusters(self) -> bool:
         """Whether kernels may run as thread block clusters; False for an unknown device."""
         return self.clusters_allowed and self.facts is not None and self.facts.clusters
+
+    def busiest(self, blocks: int, cluster: int = 1) -> int:
+        """Returns the thread blocks of the busiest multiprocessor, see `Device.busiest`.
+
+        Multiprocessors are taken to have one thread block at a time.
+        """
+        facts = self.facts or REFERENCE
+        if facts.multiprocessors != self.multiprocessors:
+            facts = replace(facts, multiprocessors=self.multiprocessors, groups=())
+        return facts.busiest(blocks, cluster)
 
     def without_clusters(self) -> Target:
         """Returns the same device, whose kernels don't run as clusters."""

@@ -1,7 +1,8 @@
 """Event model of a launch's time: simulates each warp and the queues that it waits in.
 
 It shares nothing with `ptx_kernels.machine_code.model` except the input counts (`Launch`: bytes,
-instructions, wavefronts, turns). Blocks are assigned to multiprocessors and follow each other
+instructions, wavefronts, turns), and the measured fraction of clocks in which units work in kernels
+with tensor cores. Blocks are assigned to multiprocessors and follow each other
 there. Each warp executes its prologue, the turns of its loop, and the code after it. In a turn it
 requests the turn's bytes, computes, waits for the bytes it needs, and computes on:
 
@@ -23,7 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from ptx_kernels.devices import Device
-from ptx_kernels.machine_code.model import Launch, unit_clocks
+from ptx_kernels.machine_code.model import Launch, busy, unit_clocks
 from ptx_kernels.machine_code.sass import (
     SassInstruction,
     filled,
@@ -55,8 +56,8 @@ class Assumptions:
       memory_latency: seconds, of idle memory.
       clock_rate: fraction of the boost clock, for kernels without tensor cores.
       dp4a_clocks: clocks of integer products, as a multiple of the cost model's.
-      busy: fraction of the clocks in which the limiting pipe or L1 works, in kernels with tensor
-        cores.
+      busy: fraction of the clocks in which pipes and L1 work in kernels with tensor cores, as a
+        multiple of the cost model's (`ptx_kernels.devices.tensor_busy`).
       prefetched: fraction of prefetched bytes that are in L2 when they are read.
       dot_rate: fraction of `dot_float_ops` at which cuBLAS multiplies.
     """
@@ -91,7 +92,7 @@ UNCERTAIN = (
     Uncertain("memory_latency", 0.5e-6, 0.8e-6, "idle memory; memory under load"),
     Uncertain("clock_rate", 1.0, 1.7 / 1.98, "boost clock; clock under tensor load"),
     Uncertain("dp4a_clocks", 1.0, 2.0, "64 results per clock, or half of that"),
-    Uncertain("busy", 1.0, 0.4, "profiles: issue slots 27 to 50 % busy, L1 19 to 40 %"),
+    Uncertain("busy", 1.3, 0.5, "single kernels took 0.7 to 1.2 times as long, split products 2"),
     Uncertain("prefetched", 1.0, 0.0, "two products in a row gained 0.5 us, on an H200"),
     Uncertain(
         "dot_rate", 766 / 700, 600 / 700, "cuBLAS reached 766 TFLOP/s; less when clocks drop"
@@ -185,18 +186,19 @@ class _Warp:
 
 def seconds(launch: Launch, device: Device, assumed: Assumptions = BASE) -> float:
     """Returns a launch's time in seconds on a device."""
-    tensor = any(i.category == "mma" for i in launch.code)
-    hertz = (device.tensor_clock_hz if tensor else None) or assumed.clock_rate * device.clock_hz
+    hertz = (device.tensor_clock_hz if launch.tensor else None) or (
+        assumed.clock_rate * device.clock_hz
+    )
     program = _program(launch, device, assumed)
     multiprocessors = device.multiprocessors
     part = 1 if program.blocks <= _MOST_BLOCKS * multiprocessors else _PART
     run = _Run(
         replace(program, blocks=math.ceil(program.blocks / part)),
-        multiprocessors // part,
+        device.places(launch.cluster, launch.resident_blocks) // launch.resident_blocks // part,
         memory=Queue(assumed.memory_rate * device.bandwidth / part, _busy(launch, device, assumed)),
         l2=Queue(assumed.l2_rate * device.l2_bandwidth / part),
         hertz=hertz,
-        served=hertz * (assumed.busy if tensor else 1.0),
+        served=hertz * min(1.0, busy(launch, device) * (assumed.busy if launch.tensor else 1.0)),
         latency=assumed.memory_latency,
     )
     return assumed.launch + run.finish()
@@ -345,9 +347,9 @@ def _program(launch: Launch, device: Device, assumed: Assumptions) -> Program:
         count = sum(times * len(each) for each, times in parts)
         units: dict[str, float] = {}
         for each, times in parts:
-            for unit, busy in unit_clocks(each, device).items():
+            for unit, clocks in unit_clocks(each, device).items():
                 slower = assumed.dp4a_clocks if unit == "multiply" else 1.0
-                units[unit] = units.get(unit, 0.0) + times * slower * busy
+                units[unit] = units.get(unit, 0.0) + times * slower * clocks
         return Turn(
             alone=ALONE * count,
             overlap=ALONE * what.get("overlap", 0.0),

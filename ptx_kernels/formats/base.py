@@ -53,6 +53,8 @@ class FormatTuning:
         spill.
       gemm_unrolled: maximum activations times tiles of a warp for which a step of 256 columns is
         unrolled; more would spill.
+      gemm_pair_rows: maximum rows of activations for which two matrices need no more than 128
+        registers, int8 products.
       gemm_f16_rows: maximum rows of activations per thread block, f16 products; more spill.
       int8_issue_slots: issue slots of an int8 product of 16 x 8 x 32, including its share of
         everything in a step (`benchmarks.tensor_cores`); None if not measured.
@@ -71,6 +73,7 @@ class FormatTuning:
     gemm_tiles: int = 2
     gemm_few_rows: int = 64
     gemm_unrolled: int = 16
+    gemm_pair_rows: int = 16
     gemm_f16_rows: int = 64
     int8_issue_slots: float | None = None
     instruction_budgets: Mapping[int, float] = dataclasses.field(default_factory=dict)

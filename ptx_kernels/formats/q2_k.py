@@ -156,6 +156,7 @@ FORMAT = BlockFormat(
         gemv_resident_blocks=4,
         gemm_tiles=1,
         gemm_few_rows=32,
+        gemm_pair_rows=0,
         instruction_budgets={1: 6.0},
     ),
 )

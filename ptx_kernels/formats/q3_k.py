@@ -202,6 +202,8 @@ FORMAT = BlockFormat(
         gemv_rows=4,
         gemv_two_parts=_TWO_PARTS,
         gemm_tiles=1,
+        gemm_few_rows=32,
+        gemm_pair_rows=8,
         instruction_budgets={1: 5.0},
     ),
 )

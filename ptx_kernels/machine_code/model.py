@@ -11,8 +11,9 @@ The model, for one launch with known memory traffic, loop trips and grid:
                 count, nor do bytes that earlier launches prefetched and that have arrived by then.
                 Prefetches for later launches are served first; what remains of them adds to it
     issue       clocks that the busiest unit of the busiest multiprocessor needs for all
-                instructions
-    l1          clocks of its shared memory and L1, one per wavefront
+                instructions; with tensor cores, over the fraction of clocks in which resident
+                warps can keep it busy (`devices.tensor_busy`)
+    l1          clocks of its shared memory and L1, one per wavefront, over the same fraction
     l2          bytes that thread blocks read and write, each byte once per thread block, /
                 bandwidth of the L2 cache, or bytes of the busiest multiprocessor / bandwidth of its
                 port
@@ -40,7 +41,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .. import formats
-from ..devices import Device
+from ..devices import Device, tensor_busy
 from .sass import SassInstruction, load_bits
 from .timeline import CLUSTER_WAIT, Section, Warp
 
@@ -148,6 +149,7 @@ class Launch:
     Attributes:
       blocks, warps: thread blocks of the grid, warps of a thread block.
       resident_blocks: thread blocks that fit on a multiprocessor at once.
+      cluster: thread blocks of a cluster.
       nbytes: minimum bytes of memory traffic.
       body: code that every warp runs: the hot loop and the code around and after it, or a full
         kernel without a loop.
@@ -182,11 +184,21 @@ class Launch:
     resident_bytes: float = 0.0
     coming_bytes: float = 0.0
     queued_bytes: float = 0.0
+    cluster: int = 1
+
+    def busiest(self, device: Device) -> int:
+        """Returns the thread blocks of the busiest multiprocessor."""
+        return device.busiest(self.blocks, self.cluster, self.resident_blocks)
 
     @property
     def code(self) -> tuple[SassInstruction, ...]:
         """All instructions of `body`."""
         return tuple(i for part, _ in self.body.straight() for i in part)
+
+    @property
+    def tensor(self) -> bool:
+        """Whether the body uses tensor cores."""
+        return any(i.category == "mma" for i in self.code)
 
     def unit_clocks(self, device: Device) -> dict[str, float]:
         """Returns the clocks that a thread block occupies each unit of its multiprocessor."""
@@ -230,8 +242,15 @@ class Prediction:
 
 def clock(launch: Launch, device: Device) -> float:
     """Returns the clock rate in Hz, which is lower under tensor load."""
-    tensor = any(i.category == "mma" for i in launch.code)
-    return (device.tensor_clock_hz if tensor else None) or device.clock_hz
+    return (device.tensor_clock_hz if launch.tensor else None) or device.clock_hz
+
+
+def busy(launch: Launch, device: Device) -> float:
+    """Returns the fraction of clocks in which the resident warps can keep a unit busy."""
+    if not launch.tensor:
+        return 1.0
+    resident = min(launch.resident_blocks, launch.busiest(device))
+    return tensor_busy(resident * launch.warps)
 
 
 def _latency(launch: Launch, load: SassInstruction, memory: float) -> float:
@@ -309,7 +328,8 @@ def predict(launch: Launch, device: Device) -> Prediction:
             f" resident_blocks={launch.resident_blocks} must be positive"
         )
     hertz = clock(launch, device)
-    busiest = math.ceil(launch.blocks / device.multiprocessors)
+    busiest = launch.busiest(device)
+    worked = hertz * busy(launch, device)
     units = launch.unit_clocks(device)
     unit = max(units, key=lambda name: units[name])
     prologue, left, _ = way(launch, hertz)
@@ -338,8 +358,8 @@ def predict(launch: Launch, device: Device) -> Prediction:
     return Prediction(
         bounds={
             "bandwidth": bandwidth,
-            "issue": busiest * units[unit] / hertz,
-            "l1": busiest * launch.wavefronts / hertz,
+            "issue": busiest * units[unit] / worked,
+            "l1": busiest * launch.wavefronts / worked,
             "l2": max(
                 launch.blocks * launch.l2_bytes / device.l2_bandwidth,
                 busiest * launch.l2_bytes / (PORT_BYTES * hertz),

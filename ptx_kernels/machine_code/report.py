@@ -165,6 +165,7 @@ def _launch(kernel: Kernel, machine: Code, done: Work, fit: Occupancy) -> Launch
         blocks=blocks,
         warps=warps,
         resident_blocks=fit.blocks,
+        cluster=math.prod(kernel.cluster),
         nbytes=done.nbytes,
         prologue=Section((*staging, parts.before)),
         body=Section((Section((parts.outer, loop, parts.behind), turns), parts.once)),

@@ -143,7 +143,7 @@ def test_a_warp_alone_under_other_assumptions(name, value, more):
     "opcode, name, value, factor",
     [
         ("FFMA", "busy", 0.5, 1.0),
-        ("HMMA.16816.F32", "busy", 0.5, 2.0),
+        ("HMMA.16816.F32", "busy", 0.5, 2.0),  # half of 16 / (16 + 7)
         ("IDP.4A", "dp4a_clocks", 2.0, 2.0),
     ],
 )

@@ -15,12 +15,11 @@ from .rules import FEW_ROWS, f16_products_rule, fused_gemm_rule
 from .tilings import Shape
 
 #: Factors by which decoded products must be faster than others of each kind, by these formulas.
-#: f16: for prompts of Llama 3.1 8B on an H200, tiles of f16 products take 1.8 times `Shape.seconds`
-#: and decoded ones 1.3 times `_decoded_seconds`. Decoded products are therefore faster up to 1.4
-#: times the others' estimate, less a margin; prompts cross near 270 tokens. int8 and f32 were not
-#: measured: cuBLAS may reach 600 TFLOP/s where 700 are assumed, and `Shape.seconds` of int8
+#: f16: for prompts of Llama 3.1 8B on an H200, tiles of f16 products take about `Shape.seconds`
+#: and decoded ones 1.3 times `_decoded_seconds`; prompts cross near 270 tokens. int8 and f32 were
+#: not measured: cuBLAS may reach 600 TFLOP/s where 700 are assumed, and `Shape.seconds` of int8
 #: products is 1.4 to 1.6 times the cost model's.
-_GAIN = {"f16": 0.75, "int8": 1.8, "f32": 1.25}
+_GAIN = {"f16": 1.4, "int8": 1.8, "f32": 1.25}
 
 #: Seconds of a launch, including the latency of its first bytes.
 _LAUNCH_SECONDS = 2.1e-6

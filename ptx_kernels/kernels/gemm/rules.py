@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...devices import Target
 from ...formats import get as block_format
 from ...limits import MAX_ROWS, gemm_takes
-from ...ptx import KernelError
+from ...ptx import WARP, KernelError
 from ..family import Key, Match, Rule, TableRows
 from .config import GemmConfig
 from .fragments import TILE_COLUMNS
@@ -88,15 +88,17 @@ def _fused_gemm(
     """
     shape = Shape(device, formats, rows, columns, m)
     tilings = [(4, 1, 1), (2, 2, 1), (1, 4, 1)][: 3 if output == "f32" else 2]
+    tilings += [(8, 1, 1), (4, 2, 1), (8, 2, 1), (4, 4, 1)]
     tunings = [block_format(name).tuning for name in formats]
     # beyond eight rows, two tiles take too many registers for a pair and for some formats; blocks
     # of mixed matrices are best small
     two = shape.together == 1 and min(t.gemm_tiles for t in tunings) > 1
     two |= m <= TILE_COLUMNS and len(rows) == 1
     if products == "f16":
-        m_tiles = [min(-(-m // 16) * 16, *(t.gemm_f16_rows for t in tunings))]
+        largest = min(t.gemm_f16_rows for t in tunings)
+        m_tiles = sorted({min(-(-m // 16) * 16, s, largest) for s in _M_TILES})
         two = shape.together == 1
-        tilings = [(8, 1, 2)] * two + [(8, 1, 1), *tilings]
+        tilings += [(8, 1, 2), (4, 2, 2)] * two
     else:
         largest = min(t.gemm_few_rows for t in tunings)
         m_tiles = [8] if m <= 8 else sorted({min(-(-m // 16) * 16, s, largest) for s in _M_TILES})
@@ -105,10 +107,10 @@ def _fused_gemm(
         for row_warps, column_warps, tiles in [*tilings, *[(4, 1, 2)] * two]
         for m_tile in m_tiles
     )
-    fit = shape.fitting(choices)
+    fit = [c for c in shape.fitting(choices) if c.threads <= WARP * shape.most_warps(c)]
     if output != "f16":  # f16 output already uses clusters, by rows
         fit = list(shape.split(fit))
-    return shape.staged(shape.widened(min(fit, key=shape.seconds)))
+    return shape.staged(min(map(shape.widened, fit), key=shape.seconds))
 
 
 def _tiling(

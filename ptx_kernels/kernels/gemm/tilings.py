@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from ...devices import REFERENCE, Target
+from ...devices import REFERENCE, Target, tensor_busy
 from ...formats import get as block_format
 from ...ptx import WARP
 from ..quantize_f16 import SUPER_BLOCK
@@ -17,8 +17,14 @@ from .products import pair_pitch
 #: H200's bandwidth, plus 10 %.
 _IN_FLIGHT = 29 << 10
 
-#: Warps per multiprocessor that hide each other's waits.
-_WARPS = 8
+#: Warps of a multiprocessor for blocks that need more than 128 registers, and for others.
+_WARPS, _MANY_WARPS = 8, 16
+
+#: Rows of activations of a thread block up to which a matrix needs no more than 128 registers.
+_MANY_ROWS = 32
+
+#: The same for joined matrices of several formats.
+_MIXED_ROWS = 8
 
 #: Seconds of a multiprocessor for a row of 256 weights: to unpack it, and per row of activations
 #: that is loaded only for it. By the cost model for Q4_K on an H200.
@@ -29,7 +35,7 @@ _PRODUCT_SECONDS = {"int8": 0.3e-9, "f16": 0.185e-9}
 _BEGIN_SECONDS = 0.4e-6
 
 #: Seconds that a cluster's blocks take to add their sums.
-_SPLIT_SECONDS = 0.6e-6
+_SPLIT_SECONDS = 2e-6
 
 #: Bytes of 256 activations with their scales and sums or means, see `input_activations`.
 _ACTIVATION_BYTES = {"int8": 256 + 64, "f16": 512 + 32 + 4}
@@ -64,18 +70,19 @@ class Shape:
 
     def single(self, config: GemmConfig) -> bool:
         """Returns whether each thread block has its own multiprocessor."""
-        return self.blocks(config) <= self.device.multiprocessors
+        return self.device.busiest(self.blocks(config), config.splits) == 1
 
     def seconds(self, config: GemmConfig) -> float:
         """Estimates the launch's seconds from the busiest multiprocessor's time and L2's.
 
         The larger dominates, but both count in part, because waits are not always hidden.
         """
-        rounds = -(-self.blocks(config) // self.device.multiprocessors)
+        rounds = self.device.busiest(self.blocks(config), config.splits)
         met = config.m_tile / (config.tiles * self.together)  # loads of activations per row
         of_row = _UNPACK_SECONDS + met * _PRODUCT_SECONDS[config.products]
         super_blocks = config.steps(self.columns) * config.column_warps
         busiest = rounds * self.together * config.rows * super_blocks * of_row
+        busiest /= tensor_busy(self.resident(config) * config.threads // WARP)
         brought = self.blocks(config) * super_blocks * self._block_bytes(config)
         l2 = brought / (self.device.facts or REFERENCE).l2_bandwidth
         split = _SPLIT_SECONDS if config.splits > 1 else 0.0
@@ -96,13 +103,32 @@ class Shape:
         It is all of a multiprocessor's shared memory if a thread block is alone or needs it;
         otherwise several thread blocks share it.
         """
-        common = self.device.common_shared_bytes
-        shares = not self.single(config) and 2 * self.stage_bytes(config) <= common
-        return common if shares else self.device.block_shared_bytes
+        shared = self.device.common_shared_bytes, self.device.block_shared_bytes
+        return shared[0] if self._shares(config) else shared[1]
+
+    def _shares(self, config: GemmConfig) -> bool:
+        """Returns whether two thread blocks share a multiprocessor's memory."""
+        return not self.single(config) and (
+            2 * self.stage_bytes(config) <= self.device.common_shared_bytes
+        )
+
+    def resident(self, config: GemmConfig) -> int:
+        """Returns the thread blocks that a multiprocessor has at once, by memory and registers."""
+        warps = config.threads // WARP
+        return min(1 + self._shares(config), max(1, self.most_warps(config) // warps))
+
+    def most_warps(self, config: GemmConfig) -> int:
+        """Returns the warps that a multiprocessor may have without spilling registers."""
+        rows = _MANY_ROWS if len(set(self.formats)) == 1 else _MIXED_ROWS
+        if self.together > 1:
+            tunings = (block_format(name).tuning for name in self.formats)
+            rows = min(t.gemm_pair_rows for t in tunings) if config.products == "int8" else 0
+        return _MANY_WARPS if config.tiles == 1 and config.m_tile <= rows else _WARPS
 
     def widened(self, config: GemmConfig) -> GemmConfig:
         """Returns the Config with more warps per row if a thread block is alone and has few."""
-        while self.single(config) and config.threads < WARP * _WARPS and config.column_warps < 8:
+        most = WARP * self.most_warps(config)
+        while self.single(config) and config.threads < most and config.column_warps < 8:
             wider = replace(config, column_warps=2 * config.column_warps)
             if self.columns < wider.columns or 2 * self.stage_bytes(wider) > self.room(config):
                 break

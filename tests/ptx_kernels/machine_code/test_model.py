@@ -97,6 +97,20 @@ def test_bounds_by_hand():
     assert found.seconds == pytest.approx(1.3e-6 + 0.8e-6 + found.bounds["latency"])
 
 
+def test_tensor_cores_leave_issue_slots_and_l1_idle():
+    """Four resident warps work in 4 of 11 clocks; clusters of eight use 96 multiprocessors."""
+    loop = (*LOOP, SassInstruction(0, "", "HMMA.16816.F32.BF16", "R0, R4, R8, R12"))
+    found = model.predict(launch(loop=loop, wavefronts=50), DEVICE)
+    assert found.bounds["l1"] == pytest.approx(4 * 50e-9 * 11 / 4)
+    assert found.bounds["issue"] == pytest.approx(10 * 85e-9 * 11 / 4)
+    device = dataclasses.replace(DEVICE, groups=(16,) * 6 + (4,))
+    clusters = launch(wavefronts=50, blocks=200, resident_blocks=1, cluster=8)
+    assert model.predict(clusters, device).bounds["l1"] == pytest.approx(3 * 50e-9)
+    assert model.predict(dataclasses.replace(clusters, cluster=1), device).bounds[
+        "l1"
+    ] == pytest.approx(2 * 50e-9)
+
+
 def test_a_prologue_is_added_whatever_binds():
     """400 instructions that wait once, before a loop bound by memory bandwidth."""
     before = Section((code(LDG_128=1, USE=1, FFMA=398),))

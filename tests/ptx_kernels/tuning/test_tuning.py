@@ -19,6 +19,7 @@ from ptx_kernels.kernels.gemm import (
     gemm_rule,
 )
 from ptx_kernels.kernels.gemm import gemm as gemm_kernel
+from ptx_kernels.kernels.gemm.tilings import Shape
 from ptx_kernels.kernels.matvec import MatvecConfig, fused_matvec_rule, matvec_rule, qkv_matvec
 from ptx_kernels.kernels.rms_norm import rms_norm_rule
 from ptx_kernels.tuning import choose, current_device, decide, on_device, tables, target
@@ -94,6 +95,17 @@ def test_few_rows_are_dealt_evenly(multiprocessors, n, columns, m):
     busiest = rounds * config.rows * config.m_tile / config.splits
     assert busiest <= 2 * n * max(m, 8) / multiprocessors
     assert config.splits == 1 or current_device().facts.clusters
+
+
+@pytest.mark.parametrize("m", [8, 16, 32, 64])
+@pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
+def test_all_clusters_of_a_product_run_at_once(format, m):
+    """Otherwise the last clusters of an H200 would double the time of the launch."""
+    products = "f16" if choose(f16_products_rule, (format,), m) else "int8"
+    for columns in (4096, 14336):
+        shape = Shape(target("NVIDIA H200"), (format,), (4096,), columns, m)
+        config = fused_gemm_rule(shape.device, (format,), (4096,), columns, m, "f32", products)
+        assert config.splits == 1 or shape.single(config), config
 
 
 @pytest.mark.parametrize("m", [65, 512])
