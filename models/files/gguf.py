@@ -212,6 +212,8 @@ def save_gguf(
 
     metadata = with_tokenizer(model.metadata, model.tokenizer)
     _check_metadata(model, metadata)
+    if model.tasks:
+        warn_of_tasks(os.fsdecode(path), model.tasks)
     tensors = named_tensors(model)
     check_tensors(model.config, tensors, os.fsdecode(path))
     for name, tensor in tensors.items():
@@ -230,6 +232,12 @@ def save_gguf(
         max_bytes=max_bytes,
         progress=progress,
     )
+
+
+def warn_of_tasks(name: str, tasks: Iterable[str]) -> None:
+    """Warns that a GGUF file lacks the adapters of these tasks."""
+    listed = ", ".join(tasks)
+    warn(f"{name}: a GGUF file holds no adapters of tasks; only the folder has {listed:.200}")
 
 
 def _vectors_in_float32(tensor: Any) -> Any:

@@ -55,6 +55,7 @@ class Model:
       ready: LRU cache of compiled programs, keyed by everything that they depend on.
       stage_sets: sampling stages that programs have been compiled for.
       program_cache: on-disk cache of compiled generation programs; None means memory only.
+      tasks: tasks of an embedding model that have adapters: name -> prompt before texts.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Model:
         tokenizer: Tokenizer | None = None,
         metadata: Mapping[str, Any] | None = None,
         placement: Placement | None = None,
+        tasks: Mapping[str, str] | None = None,
     ) -> None:
         """Splits the decoder, and completes `metadata`.
 
@@ -71,6 +73,7 @@ class Model:
         parts = decoder if isinstance(decoder, Parts) else split(decoder)
         self.config: Config = parts.config
         self.tokenizer = tokenizer
+        self.tasks: Mapping[str, str] = dict(tasks or {})
         self.metadata = gguf.Metadata(metadata)
         if "general.architecture" not in self.metadata:
             self.metadata = gguf.Metadata({**self.config.to_metadata(), **self.metadata})
@@ -243,7 +246,7 @@ class Model:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies the decoder without programs, which are compiled again."""
-        return type(self), (self.decoder(), self.tokenizer, self.metadata)
+        return type(self), (self.decoder(), self.tokenizer, self.metadata, None, self.tasks)
 
     if not TYPE_CHECKING:  # type checkers know the attributes
 

@@ -45,6 +45,11 @@ def add_parser(commands: Any) -> None:
         "default: the model file's, else mean",
     )
     parser.add_argument(
+        "--task",
+        metavar="TASK",
+        help="task whose adapter and prompt apply, such as retrieval.query; default: none",
+    )
+    parser.add_argument(
         "--normalize",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -68,6 +73,7 @@ def _embed(options: argparse.Namespace, notes: Console) -> None:
                 texts,
                 pooling=options.pooling,
                 normalize=options.normalize,
+                task=options.task,
                 progress=report,
             )
         except ValueError as error:

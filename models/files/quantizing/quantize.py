@@ -18,7 +18,7 @@ from jax_q4k import QuantizedArray, formats, gguf, quantizers
 from ...config import Config
 from ...config.fused_names import parts_of
 from ...config.tensors import check_tensors
-from ...network.build import build, named_tensors
+from ...network.build import build, named_tensors, task_arrays
 from ...runner.model import Model
 from ...support.warn import warn
 from .. import fused, rope_divisors
@@ -85,7 +85,8 @@ def quantize(
         )
         tensors[name] = _array(pieces, kind, shapes[name])
     metadata = completed(model.metadata, recipes.file_type(type))
-    return Model(build(model.config, tensors), model.tokenizer, metadata)
+    decoder = build(model.config, tensors, tasks=task_arrays(model.decoder()))
+    return Model(decoder, model.tokenizer, metadata, tasks=model.tasks)
 
 
 def quantize_file(
