@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,16 @@ def split(
     return found
 
 
-def _is_unfused(name: str, parts: tuple[str, ...], tensors: Mapping[str, Any]) -> bool:
+def held_in(config: Config, names: Collection[str]) -> frozenset[str]:
+    """Returns the fused tensors among the names of a file's tensors."""
+    return frozenset(
+        name
+        for name in names
+        if (parts := parts_of(config, name)) and not _is_unfused(name, parts, names)
+    )
+
+
+def _is_unfused(name: str, parts: tuple[str, ...], tensors: Collection[str]) -> bool:
     """Returns whether `ffn_up` is not fused, since the file also has `ffn_gate`."""
     return name in parts and all(_with_suffix(part) in tensors for part in parts)
 

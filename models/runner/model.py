@@ -56,6 +56,8 @@ class Model:
       stage_sets: sampling stages that programs have been compiled for.
       program_cache: on-disk cache of compiled generation programs; None means memory only.
       tasks: tasks of an embedding model that have adapters: name -> prompt before texts.
+      fused: names of the fused tensors, such as blk.0.attn_qkv.weight, in the GGUF file that the
+        model comes from; None without a file, which fuses what its architecture's files fuse.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Model:
         fingerprint = functools.cache(functools.partial(_fingerprint, self.config, *about))
         self.network = Network(self.config, merge, fingerprint, self._on_gpu(), placement)
         self.program_cache: ProgramCache | None = None
+        self.fused: frozenset[str] | None = None
         self.ready = LRUCache(MOST_PROGRAMS)
         self.stage_sets = SharedStages()
         rows = (lambda x: x) if placement is None else placement.shard_rows

@@ -95,7 +95,7 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
     state = {"decoder": parts.state, "lora": adapters}
     changed = Parts(model.config, state, merge)
     found = Model(changed, model.tokenizer, model.metadata, tasks=model.tasks)
-    found.program_cache = model.program_cache
+    found.program_cache, found.fused = model.program_cache, model.fused
     return found
 
 
