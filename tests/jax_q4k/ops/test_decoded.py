@@ -171,6 +171,7 @@ def test_an_outlier_leaves_the_rest_precise() -> None:
     assert np.abs(rest - want).max() <= 2.0**-11 * np.abs(30000 * weights[:, 7]).max()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_non_finite_value_spoils_only_its_row(name: str, bad: float) -> None:

@@ -153,6 +153,9 @@ def routed_mlp(x: jax.Array, logits: jax.Array, **options: Any) -> Any:
     return jq.routed_mlp(x, logits, *matrices(), TOP, residual=x, **norm, **options)
 
 
+@pytest.mark.slow(
+    "compiles a program for each case", quick=["tokens=1-q8_1-softmax", "tokens=3-f32-sigmoid"]
+)
 @pytest.mark.grid
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("tokens, activations", [(1, "q8_1"), (3, "f32"), (11, "q8_1")])

@@ -84,6 +84,7 @@ def operands(rows):
     return normal(rows, K), normal(rows, 24), NORM
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "chain"])
 @pytest.mark.parametrize("name", CALLS)
 def test_equals_the_definition(name, fused):
@@ -223,7 +224,7 @@ def test_nonlinear_functions_have_no_transpose(name):
         transpose(cotangents)
 
 
-@pytest.mark.slow("compiles second derivatives", quick=["mlp"])
+@pytest.mark.slow("compiles second derivatives")
 @pytest.mark.parametrize("name", ["qkv_matmul", "mlp"])
 def test_second_derivative_is_that_of_the_chain(name):
     x, residual, norm_weight = operands(2)
