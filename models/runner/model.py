@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_q4k import gguf
+from jax_q4k import current_selection, gguf
 
 from ..config import Config
 from ..network.parts import Parts, split
@@ -24,7 +24,7 @@ from ..support.buckets import bucket, fine_bucket
 from ..support.lru_cache import LRUCache
 from ..support.warn import warn
 from ..tokenizer import Tokenizer
-from .programs import Decode, Network
+from .programs import Decode, Network, compiler_options
 
 if TYPE_CHECKING:
     from jax_q4k.cache.program_cache import ProgramCache
@@ -101,8 +101,13 @@ class Model:
         self.stage_sets = SharedStages()
         rows = (lambda x: x) if placement is None else placement.shard_rows
 
+        on_gpu = self.network.on_gpu
+
         def full_pass() -> Any:
-            return jax.jit(lambda weights, tokens, *rest: merge(weights)(rows(tokens), *rest))
+            return jax.jit(
+                lambda weights, tokens, *rest: merge(weights)(rows(tokens), *rest),
+                compiler_options=compiler_options(on_gpu=on_gpu),
+            )
 
         self._full_pass = full_pass
 
@@ -158,7 +163,8 @@ class Model:
         padded[:, :time] = array
         args = self.put((padded, np.full(batch, time, np.int32)))
         with self.on_devices():
-            full_pass = self.ready.get(("logits", padded.shape), self._full_pass)
+            key = "logits", padded.shape, current_selection().graphs
+            full_pass = self.ready.get(key, self._full_pass)
             return _first(full_pass(self.weights, *args), time)
 
     def put(self, arrays: Any) -> Any:
@@ -201,10 +207,11 @@ class Model:
                 f"{name} holds token id {wrong[0]}; ids must be 0 to {self.config.vocab_size - 1}"
             )
 
-    @functools.cached_property
+    @property
     def decode_step(self) -> Any:
         """Jitted (weights, token (batch,), cache) -> logits, cache; it donates the cache."""
-        return Decode(self.network).jitted()
+        key = "decode step", current_selection().graphs
+        return self.ready.get(key, Decode(self.network).jitted)
 
     def _on_gpu(self) -> bool:
         # abstract weights have no devices

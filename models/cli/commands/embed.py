@@ -9,12 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 
-import jax_q4k as jq
 from jax_q4k import models
 
 from ...config.pooling import POOLINGS
 from ..arguments import add_model
-from ..options import add_devices, add_implementation, add_no_cache
+from ..options import add_devices, add_implementation, add_no_cache, implementation_of
 from ..output import UsageError, load_model, progress
 from ..prompts import is_piped, read_up_to
 
@@ -65,7 +64,7 @@ def _embed(options: argparse.Namespace, notes: Console) -> None:
     model = load_model(options.model, notes, options.devices)
     with (
         progress("Texts", notes, MofNCompleteColumn()) as report,
-        jq.implementation(options.implementation, clusters=options.clusters),
+        implementation_of(options),
     ):
         try:
             vectors = models.embed(
