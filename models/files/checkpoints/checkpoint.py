@@ -34,6 +34,7 @@ from ...support.json_fields import JSONFields
 from ...support.warn import warn
 from ..gguf import with_tokenizer
 from ..quantizing import recipes
+from ..rows import Parts, in_rows
 from . import (
     config_json,
     model_card,
@@ -192,6 +193,10 @@ class CheckpointSource:
         if format is None:
             return self._with_query_factor(name, values)
         return QuantizedArray.from_gguf_bytes(values.reshape(-1), format, expected.shape)
+
+    def parts(self, name: str, rows: int) -> Parts:
+        """Reads a tensor, and yields functions that return at most `rows` rows of it."""
+        yield from in_rows(self.read(name), rows)
 
     @property
     def types(self) -> dict[str, str]:

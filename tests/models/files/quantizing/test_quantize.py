@@ -149,7 +149,7 @@ def test_weights_beyond_f16_are_named(monkeypatch):
     bad = changed(odd(), "blk.0.attn_q.weight", lambda x: x.at[9, 7].set(7e4))
     message = (
         r"tensor 'blk.0.attn_q.weight', rows from {} on: "
-        r"w\[{}, 7\] is 70144.0; F16 takes finite values up to 65504"
+        r"w\[{}, 7\] is 70144.0; F16 takes finite values of magnitude up to 65504"
     )
     with pytest.raises(ValueError, match=message.format(0, 9)):
         models.quantize(bad, "Q4_K_M")
