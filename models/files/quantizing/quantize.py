@@ -18,7 +18,6 @@ from jax_q4k import QuantizedArray, formats, gguf, quantizers
 from ...config import Config
 from ...config.fused_names import parts_of
 from ...config.tensors import check_tensors
-from ...network.build import build, named_tensors
 from ...runner.model import Model
 from ...support.warn import warn
 from .. import fused, rope_divisors
@@ -68,6 +67,8 @@ def quantize(
         name. jax_q4k.GGUFError, a ValueError: the decoder's tensors do not match its configuration.
         TypeError: not a Model. jax_q4k.UnavailableError: IQ1 to IQ3 without the C++ library.
     """
+    from ...network.build import build, named_tensors  # imports Flax, which files do not need
+
     recipe = recipes.get(type)
     if not isinstance(model, Model):
         raise TypeError(
