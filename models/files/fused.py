@@ -129,7 +129,7 @@ def _scales(
         return {}
     held = {suffix: tensors.get(_with_suffix(name, suffix)) for suffix in SCALES}
     return {
-        suffix: (scale.type, scale.shape, b"".join(bytes(piece) for piece in scale.pieces()))
+        suffix: (scale.type, scale.shape, b"".join(bytes(piece) for piece in scale.made()))
         for suffix, scale in held.items()
         if scale is not None
     }
@@ -148,7 +148,7 @@ def _chained(pieces: list[gguf.TensorPieces], of_experts: bool) -> Callable[[], 
 def _by_expert(stack: gguf.TensorPieces) -> Iterator[bytes]:
     """Yields the bytes of each expert's matrix in a stack."""
     held, size = bytearray(), stack.nbytes // stack.shape[0]
-    for piece in stack.pieces():
+    for piece in stack.made():
         held += np.ascontiguousarray(piece).tobytes()
         while len(held) >= size:
             yield bytes(held[:size])

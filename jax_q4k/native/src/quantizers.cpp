@@ -337,9 +337,67 @@ bool quantize_Q6_K(const FloatBlocks& s) {
   });
 }
 
+JAX_Q4K_INLINE void store_lanes(const Floats& x, float* to) { x.store(to); }
+template <class T>
+JAX_Q4K_INLINE void store_lanes(const Floats& x, T* to) {
+  float lanes[kLanes];
+  x.store(lanes);
+  for (int i = 0; i < kLanes; ++i) from_float(lanes[i], to + i);
+}
+#if defined(__F16C__)
+JAX_Q4K_INLINE void store_lanes(const Floats& x, Half* to) {
+  float lanes[kLanes];
+  x.store(lanes);
+  for (int i = 0; i < 2; ++i) {
+    const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(lanes + 8 * i), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 8 * i), halves);
+  }
+}
+#endif
+
+// Rounds floats to another type.
+template <class T>
+bool round_to(const FloatBlocks& s) {
+  T* to = reinterpret_cast<T*>(s.packed);
+  Floats most = Floats::all(0), nan = most;
+  auto sixteen = [&](const float* from, T* into) __attribute__((always_inline)) {
+    const Floats x = Floats::load(from);
+    most = larger(most, magnitude(x)), nan = nan + x * Floats::all(0);
+    store_lanes(x, into);
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= s.blocks; i += kLanes) sixteen(s.x + i, to + i);
+  if (i < s.blocks) {
+    float rest[kLanes] = {};
+    T rounded[kLanes];
+    std::memcpy(rest, s.x + i, (s.blocks - i) * sizeof(float));
+    sixteen(rest, rounded);
+    std::memcpy(to + i, rounded, (s.blocks - i) * sizeof(T));
+  }
+  float greatest[kLanes], total[kLanes];
+  most.store(greatest), nan.store(total);
+  for (int lane = 0; lane < kLanes; ++lane)
+    if (!(greatest[lane] <= s.largest) || std::isnan(total[lane])) return false;
+  return true;
+}
+bool quantize_F32(const FloatBlocks& s) { return round_to<float>(s); }
+bool quantize_F16(const FloatBlocks& s) { return round_to<Half>(s); }
+bool quantize_BF16(const FloatBlocks& s) { return round_to<Bf16>(s); }
+
+template <class T>
+void converted(const T* from, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) load_lanes(from + i).store(to + i);
+  for (; i < count; ++i) to[i] = to_float(from[i]);
+}
+void to_floats(FloatType type, const void* from, int64_t count, float* to) {
+  if (type == FloatType::kF16) converted(static_cast<const Half*>(from), count, to);
+  if (type == FloatType::kBf16) converted(static_cast<const Bf16*>(from), count, to);
+}
+
 }  // namespace
 
 #define JAX_Q4K_QUANTIZE(name) quantize_##name,
-const Quantizers JAX_Q4K_QUANTIZER_SET = {{JAX_Q4K_QUANTIZERS(JAX_Q4K_QUANTIZE)}};
+const Quantizers JAX_Q4K_QUANTIZER_SET = {to_floats, {JAX_Q4K_QUANTIZERS(JAX_Q4K_QUANTIZE)}};
 
 }  // namespace jax_q4k

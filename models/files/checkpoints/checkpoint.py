@@ -34,6 +34,7 @@ from ...support.json_fields import JSONFields
 from ...support.warn import warn
 from ..gguf import warn_of_tasks, with_tokenizer
 from ..quantizing import recipes
+from ..rows import Parts, in_rows
 from . import (
     config_json,
     model_card,
@@ -204,6 +205,10 @@ class CheckpointSource:
         """Reads the adapters of `tasks`, as `network.build.build` takes them."""
         located = self._weights, self._locations, self._expected
         return task_adapters.read(*located, self._task_settings)
+
+    def parts(self, name: str, rows: int) -> Parts:
+        """Reads a tensor, and yields functions that return at most `rows` rows of it."""
+        yield from in_rows(self.read(name), rows)
 
     @property
     def types(self) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
@@ -76,6 +77,19 @@ def test_values_that_blocks_cannot_hold(format, bad, kernels):
     largest = quantizers.largest(format)
     assert not native.quantize(format, x, importance, 0, largest, packed)
     assert native.quantize(format, x[:-1], importance, 0, largest, packed[:-1])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_halves_are_quantized_like_floats(format, dtype, kernels):
+    """Blocks are converted some at a time, so the last values are of another part."""
+    x, importance = inputs(format)
+    halves = x.astype(dtype)
+    got = quantized(format, halves, importance, 1)
+    np.testing.assert_array_equal(got, quantized(format, halves.astype(np.float32), importance, 1))
+    halves[-1, 5] = np.nan
+    packed = np.empty_like(got)
+    assert not native.quantize(format, halves, importance, 1, quantizers.largest(format), packed)
 
 
 def test_a_format_without_a_search():
