@@ -64,6 +64,7 @@ def by(implementation: str, function: Any, *arguments: Any) -> Any:
         return np.asarray(function(*arguments).astype(jnp.float32))
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["tokens=11-*", "tokens=3-*"])
 @pytest.mark.grid
 @pytest.mark.parametrize("activations", ["q8_1", "f32"])
 @pytest.mark.parametrize("tokens, all_terms", [(1, True), (3, False), (11, True)])

@@ -114,6 +114,7 @@ def test_rounding_of_the_activations_is_passed_straight_through(format, implemen
     assert nmse(transpose, np.asarray(dy).astype(np.float64) @ decoded(w)) <= 1e-12
 
 
+@pytest.mark.slow("compiles second derivatives")
 def test_finite_differences_to_the_second_order():
     w = random_weights("Q4_K", 8, K)
     exact = functools.partial(jq.matmul, w=w, activations="f32")

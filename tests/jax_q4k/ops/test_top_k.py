@@ -139,6 +139,7 @@ def test_more_than_the_kernels_take_is_left_to_xla():
     np.testing.assert_array_equal(indices, where)
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["native", "sim"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_jit_vmap_and_no_rows(implementation):
     x = values(3, 4, 70)
