@@ -248,3 +248,14 @@ def test_a_jitted_function_is_traced_again() -> None:
 def test_the_switch_is_a_truth_value_or_none() -> None:
     with pytest.raises(ValueError, match="decoded_products=1 must be True, False or None"):
         jq.implementation(decoded_products=1)(lambda: None)()  # type: ignore[arg-type]
+
+
+def test_turing_multiplies_packed_weights_if_it_must() -> None:
+    """Weights are decoded by default, from 65 rows on."""
+    x, w = jnp.zeros((512, 4096)), jq.QuantizedArray.zeros("Q4_K", (4096, 4096))
+    found = []
+    for switch in (None, False):
+        with jq.implementation(decoded_products=switch):
+            (call,) = jq.explain(jq.matmul, x, w, platform="cuda", device="Tesla T4").calls
+        found.append([kernel.name for kernel in call.kernels])
+    assert found == [["f16_rows", "decode_q4_k"], ["quantize_q8_1", "gemm_q4_k_m64"]]
