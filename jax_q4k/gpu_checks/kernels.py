@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ptx_kernels.driver import Device
     from ptx_kernels.ptx import Kernel
 
+__all__ = ["BAR", "Comparison", "compare_kernels", "nmse"]
+
 #: Largest NMSE of a right result. Plain JAX may round ties of int8 activations differently: one of
 #: 256 changes a row by 1e-6. A wrong one of 4096 elements changes a result by 1e-4 or more.
 BAR = 1e-5
@@ -105,8 +107,8 @@ def compare_kernels(
         except (DriverError, TypeError) as error:
             found.append(Comparison(op.name, names, texts, error=error))
         else:
-            nmse = float(np.max([_nmse(*pair) for pair in zip(got, want, strict=True)]))
-            found.append(Comparison(op.name, names, texts, nmse))
+            errors = [nmse(*pair) for pair in zip(got, want, strict=True)]
+            found.append(Comparison(op.name, names, texts, float(np.max(errors))))
         return want
 
     evaluated(jax.make_jaxpr(function)(), (), dict.fromkeys(OPS, compare))
@@ -127,7 +129,8 @@ def _launching(device: Device) -> Rule:
     return launch
 
 
-def _nmse(got: Any, want: Any) -> float:
+def nmse(got: Any, want: Any) -> float:
+    """Returns the normalized mean squared error of `got`, 0 for equal arrays."""
     got, want = (np.asarray(x).astype(np.float64) for x in (got, want))
     if np.array_equal(got, want):
         return 0.0

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax_q4k.gpu_checks import devices
 
 from .results import Result, failed, not_run, ok
+
+if TYPE_CHECKING:
+    from .generation import Part
 
 NO_CLUSTERS = "write jq.implementation(clusters=False), or --no-clusters on the command line"
 #: Says what a check does now, so that the report has it if the process ends or hangs.
@@ -22,10 +26,14 @@ class Check:
     Attributes:
       run: runs it on the first device, or without one (`simulated`).
       on_gpu: whether JAX uses the GPU; otherwise it uses the CPU, and the driver alone the GPU.
+      without: part that this check of generation switches off. It runs only if generation fails.
+      advice: what to write if generation works without that part.
     """
 
     run: Callable[[bool, Progress], Result]
     on_gpu: bool = False
+    without: Part | None = None
+    advice: str = ""
 
 
 def _driver(simulated: bool, progress: Progress) -> Result:
@@ -96,10 +104,38 @@ def summary(found: list[Any]) -> Result:
     return failed(line, *details)
 
 
+def _generation(simulated: bool, progress: Progress, without: Part | None = None) -> Result:
+    from .generation import generates
+
+    return generates(simulated, progress, without)
+
+
+def _devices(simulated: bool, progress: Progress) -> Result:
+    from .several_devices import copies
+
+    return copies(simulated, progress)
+
+
+#: Parts of generation that can be switched off, and what to write if that helps.
+_PARTS: dict[Part, str] = {
+    "clusters": NO_CLUSTERS,
+    "prefetch": "write jq.implementation(prefetch=False)",
+    "graph": "the loop fails only in a CUDA graph: please report it",
+    "kernels": "write jq.implementation('xla'), or --implementation xla on the command line",
+}
+
 CHECKS: dict[str, Check] = {
     "driver": Check(_driver),
     "memory": Check(_memory),
     "graphs": Check(_graphs),
     "clusters": Check(_clusters),
     "kernels": Check(_kernels),
+    "generation": Check(_generation, on_gpu=True),
+    "devices": Check(_devices, on_gpu=True),
+    **{
+        f"no {part}": Check(
+            functools.partial(_generation, without=part), on_gpu=True, without=part, advice=advice
+        )
+        for part, advice in _PARTS.items()
+    },
 }

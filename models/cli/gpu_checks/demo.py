@@ -13,8 +13,6 @@ from jax_q4k import models
 from ...kv_cache import PagedCache
 from ...runner.model import Model
 
-PROMPT = "It is a truth universally acknowledged, that a single man"
-
 
 def steps(simulated: bool) -> Iterator[Callable[[], Any]]:
     """Yields functions that read prompts and decode a token: of few rows, and of many.

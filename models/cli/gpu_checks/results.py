@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Result:
-    """What a check found.
+    """A check's finding.
 
     Attributes:
       line: the finding.

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
 import jax_q4k as jq
-from jax_q4k import environment, models
+from jax_q4k import Selection, environment, models
 from jax_q4k.gpu_checks import devices
 from jax_q4k.gpu_checks.kernels import Comparison
 from jax_q4k.models import cli
-from jax_q4k.models.cli.gpu_checks import checks, demo, processes
+from jax_q4k.models.cli.gpu_checks import checks, demo, generation, processes
 from jax_q4k.models.cli.gpu_checks.results import Result, failed, not_run, ok
 from ptx_kernels.driver import DriverError, ModuleLoadError
 from ptx_kernels.simulated_cuda import SimulatedDevice
@@ -47,7 +50,8 @@ def test_a_report(capsys, results, monkeypatch):
     assert cli.main(["doctor", "--gpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"jax-q4k {jq.__version__}, Python ")
-    assert [line.split()[0] for line in lines[1:-1]] == list(checks.CHECKS)
+    always = [name for name, check in checks.CHECKS.items() if check.without is None]
+    assert [line.split()[0] for line in lines[1:-1]] == always
     assert lines[1].split(maxsplit=2)[1:] == ["ok", "a finding, simulated=False"]
     assert [line for line in lines if "not run  no clusters here" in line]
     assert lines[-1] == "no check failed"
@@ -59,6 +63,66 @@ def test_a_failed_check(capsys, results):
     out = capsys.readouterr().out
     assert "failed   18 of 19 operations\n" in out and " mlp (matvec): NMSE 3.0e-01\n" in out
     assert "a finding, simulated=True" in out and out.endswith("a check failed\n")
+
+
+def test_a_search_for_the_part_that_fails(capsys, results):
+    results["generation"] = failed("3 of 32 tokens")
+    results["no prefetch"] = failed("3 of 32 tokens")
+    assert cli.main(["doctor", "--gpu", "--dry-run"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    at = [line.startswith("no clusters") for line in lines].index(True)
+    assert "ok" in lines[at] and "write jq.implementation(clusters=False)" in lines[at + 1]
+    assert lines[at + 2].startswith("no prefetch  failed")
+    assert lines[at + 3].startswith("no graph     ok")
+    assert "please report it" in lines[at + 4] and lines[at + 5].startswith("no kernels")
+
+
+@pytest.mark.parametrize(
+    "part, selected",
+    [
+        (None, Selection("ptx", "f32")),
+        ("clusters", Selection("ptx", "f32", clusters=False)),
+        ("prefetch", Selection("ptx", "f32", prefetch=False)),
+        ("graph", Selection("ptx", "f32")),
+        ("kernels", Selection("xla", "f32")),
+    ],
+)
+def test_parts_are_switched_off(monkeypatch, part, selected):
+    model = models.load("demo")
+    model.network = dataclasses.replace(model.network, on_gpu=True)
+
+    class Stop(Exception):
+        pass
+
+    def stopping(model: Any, *_: Any, **__: Any) -> Any:
+        assert jq.current_selection() == selected
+        assert model.network.on_gpu == (part != "graph")
+        raise Stop
+
+    monkeypatch.setattr(models, "load", lambda name: model)
+    monkeypatch.setattr(models, "generate", stopping)
+    with pytest.raises(Stop):
+        generation.generates(False, lambda line: None, part)
+
+
+@pytest.mark.slow("compiles the demo model in plain JAX")
+def test_tokens_are_compared(monkeypatch):
+    def generated(*tokens: int) -> Result:
+        output = SimpleNamespace(tokens=list(tokens), timings=SimpleNamespace(tokens_per_second=9))
+        monkeypatch.setattr(models, "generate", lambda *_, **__: output)
+        monkeypatch.setattr(generation, "GENERATED", ("The sea", 2))
+        return generation.generates(False, lambda line: None)
+
+    assert generated(327, 260).line == (
+        "tokens with f32 and q8_1 activations are those of plain JAX (9 and 9 tokens/s)"
+    )
+    assert generated(327, 261) == failed(
+        "1 of 2 tokens with f32 activations are not those of plain JAX, from token 2 on"
+    )
+
+
+def test_one_gpu_copies_nothing():
+    assert checks.CHECKS["devices"].run(False, lambda line: None) == not_run("there is one GPU")
 
 
 @pytest.fixture
@@ -137,9 +201,11 @@ def test_the_checks_run_all_kernels_of_generation():
     assert generation <= texts(lambda: demo.prompt_and_step(model, 1, 8, jnp.float32))
 
 
-@pytest.mark.slow("simulates the kernels of a prompt and a step in one of several processes")
+@pytest.mark.slow("runs every check in a process, with kernels in the simulator")
 def test_a_dry_run(capsys):
     assert cli.main(["doctor", "--gpu", "--dry-run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (kernels,) = [line for line in lines if line.startswith("kernels ")]
-    assert " ok " in kernels and "19 of 19 operations, with 26 kernels" in kernels
+    found = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:-1])
+    assert all(line.startswith("ok ") for line in found.values())
+    assert "19 of 19 operations, with 26 kernels" in found["kernels"]
+    assert "tokens with f32 activations are those of plain JAX" in found["generation"]
+    assert re.search(r"the same products on \d devices", found["devices"])
