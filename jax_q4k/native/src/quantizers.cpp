@@ -161,22 +161,22 @@ JAX_Q4K_INLINE float fp4_error(const float* magnitude, const float* weight, floa
   return sum(error);
 }
 
-// Packs codes of fp4 values: the first half in low nibbles, the last half in high ones.
+// Codes of eight fp4 values: indices of 0, 1, 2, 3, 4, 6, 8, 12, plus 8 for negative ones.
+JAX_Q4K_INLINE Eight fp4_codes(const float* x, const float* magnitude, float inverse) {
+  const Eight zero = Eight::all(0), value = nearest_fp4(smaller(Eight::load(magnitude) * Eight::all(inverse), Eight::all(16)));
+  const Eight code = smaller(smaller(value, value * Eight::all(0.5f) + Eight::all(2)), Eight::all(7));
+  return code + where_less(Eight::load(x), zero, where_less(zero, code, Eight::all(8), zero), zero);
+}
+// Packs the codes of kValues values: the first half in low nibbles, the last half in high ones.
 template <int kValues>
 JAX_Q4K_INLINE void pack_fp4(const float* x, const float* magnitude, float inverse, uint8_t* packed) {
-  uint8_t codes[kValues];
-  for (int i = 0; i < kValues; i += 8) {
-    int32_t lanes[8];
-    float rounded[8];
-    nearest_fp4(smaller(Eight::load(magnitude + i) * Eight::all(inverse), Eight::all(16))).store(rounded);
-    for (int j = 0; j < 8; ++j) {
-      const int32_t value = static_cast<int32_t>(rounded[j]), above = (value + 4) / 2;
-      lanes[j] = value <= 4 ? value : above < 7 ? above : 7;  // index of 0, 1, 2, 3, 4, 6, 8, 12
-      lanes[j] |= x[i + j] < 0 && value > 0 ? 8 : 0;
-    }
-    for (int j = 0; j < 8; ++j) codes[i + j] = static_cast<uint8_t>(lanes[j]);
+  constexpr int kHalf = kValues / 2;
+  float bytes[kHalf];
+  for (int i = 0; i < kHalf; i += 8) {
+    const Eight high = fp4_codes(x + kHalf + i, magnitude + kHalf + i, inverse);
+    (fp4_codes(x + i, magnitude + i, inverse) + Eight::all(16) * high).store(bytes + i);
   }
-  for (int j = 0; j < kValues / 2; ++j) packed[j] = static_cast<uint8_t>(codes[j] | codes[j + kValues / 2] << 4);
+  for (int i = 0; i < kHalf; ++i) packed[i] = static_cast<uint8_t>(static_cast<int32_t>(bytes[i]));
 }
 
 // Half the value of a scale's code, fp8 e4m3 without a sign.
