@@ -53,6 +53,9 @@ _PARTS = ("tests", "questions", "kernels", "models", "engine")
 _GOLDEN = ("llama-gqa", "qwen3-qknorm")
 #: Sequences per step, tokens in the cache before it, and tokens of prompts, for the 8B model.
 _BATCHES, _CONTEXT, _PROMPTS = (1, 8, 32), 512, (512, 4096)
+#: Switches of `jq.implementation`, each measured alone: in steps of one sequence, and in prompts.
+_STEP_SWITCHES = ({"graphs": False}, {"clusters": False}, {"prefetch": False})
+_PROMPT_SWITCHES = ({"decoded_products": True}, {"decoded_products": False})
 _MODELS_SECONDS = 150  # reserved for the models while kernels are timed
 _TEST_PROCESSES = 11  # limit: this many have shared the memory of an H100
 _TESTS_SHARE = 0.4  # maximum fraction of the total time
@@ -217,36 +220,58 @@ def time_models(run: Run) -> None:
     """Measures the rates of full models; records what was skipped and why."""
     import jax.numpy as jnp
 
+    import jax_q4k as jq
     from jax_q4k import models
     from tools.random_model import LLAMA_3_1_8B, random_model
 
     from . import engine, gpu_models
 
     found = run.results["models"] = []
+    switched = run.results["switches"] = []
     skipped: list[str] = []
     decoded: list[gpu_models.DecodeRate] = []
     prompts: list[gpu_models.PromptRate] = []
 
-    def measure(what: str, rows: list[Any], rate: Callable[[], Any]) -> None:
+    def measure(
+        what: str, rows: list[Any], name: str, switch: dict[str, Any], rate: Callable[[str], Any]
+    ) -> None:
+        """Measures `rate(name)`, with a switch of `jq.implementation` if it is not empty."""
+        name = ", ".join([name, *(f"{key}={value}" for key, value in switch.items())])
         if run.clock.left() <= 0:
-            skipped.append(f"{what}: out of time")
+            skipped.append(f"{name}, {what}: out of time")
             return
-        rows.append(rate())
-        found.append(rows[-1].as_dict())
+        with jq.implementation(**switch):
+            rows.append(rate(name))
+        (switched if switch else found).append(rows[-1].as_dict())
         run.save()
 
-    def decode(name: str, model: models.Model, batch: int = 1, **options: Any) -> None:
-        rate = functools.partial(gpu_models.decode_rate, name, model, batch=batch, **options)
-        measure(f"{name}, batch {batch}", decoded, rate)
+    def decode(
+        name: str,
+        model: models.Model,
+        batch: int = 1,
+        switches: Sequence[dict[str, Any]] = ({},),
+        **options: Any,
+    ) -> None:
+        for switch in switches:
+            rate = functools.partial(gpu_models.decode_rate, model=model, batch=batch, **options)
+            measure(f"batch {batch}", decoded, name, switch, rate)
 
-    def prompt(name: str, model: models.Model, tokens: int) -> None:
-        rate = functools.partial(gpu_models.prompt_rate, name, model, tokens)
-        measure(f"{name}, a prompt of {tokens}", prompts, rate)
+    def prompt(
+        name: str,
+        model: models.Model,
+        tokens: int,
+        switches: Sequence[dict[str, Any]] = ({},),
+    ) -> None:
+        for switch in switches:
+            rate = functools.partial(gpu_models.prompt_rate, model=model, tokens=tokens)
+            measure(f"a prompt of {tokens}", prompts, name, switch, rate)
 
     if run.options.dry_run:
         small = random_model(gpu_models.SMALL_MODEL)
         decode("small, on the CPU", small, tokens=4, segments=2, batch=2)
         prompt("small, on the CPU", small, 8)
+        decode("small, on the CPU", small, switches=_STEP_SWITCHES, tokens=4, segments=2)
+        prompt("small, on the CPU", small, 8, _PROMPT_SWITCHES)
         skipped.append("all others: a dry run")
     else:
         bandwidth: dict[str, Any] = {"copy_bandwidth": run.results.get("copy_bandwidth")}
@@ -260,6 +285,8 @@ def time_models(run: Run) -> None:
                 decode(name, model, context=_CONTEXT, batch=batch, **bandwidth)
             for tokens in _PROMPTS:
                 prompt(name, model, tokens)
+            decode(name, model, switches=_STEP_SWITCHES, context=_CONTEXT, **bandwidth)
+            prompt(name, model, _PROMPTS[0], _PROMPT_SWITCHES)
             if not run.skips("engine") and run.clock.left() > 0:
                 with run.part("engine"):
                     run.results["engine"] = engine.measure(

@@ -20,7 +20,8 @@ from ptx_kernels.kernels.matvec import fused_matvec_rule, matvec_rule
 from ptx_kernels.kernels.matvec.rules import even_blocks
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.machine_code.model import CLUSTER_BARRIER, LAUNCH
-from ptx_kernels.ptx import Builder, Kernel, Prefetch, kernel, u8, u32
+from ptx_kernels.probes import cluster_barriers, cluster_ring, ring_result
+from ptx_kernels.ptx import Builder, Kernel, Prefetch, kernel, u8
 from ptx_kernels.simulate import deviation
 from ptx_kernels.tuning import choose, current_device
 from tools.tune import MOST_NMSE
@@ -34,7 +35,6 @@ from .module_loads import measure_loads
 
 _CLUSTERS = (2, 4, 8)  # blocks
 _FEW_ROWS = (1, 4)  # of activations
-_THREADS = 128  # per block that waits at barriers
 
 
 @dataclass(frozen=True)
@@ -315,40 +315,6 @@ def _prefetch(bench: Bench) -> Answer:
 # --- clusters ---
 
 
-@kernel
-def cluster_ring(k: Builder, *, blocks: int, cluster: int, turns: int) -> None:
-    """Passes numbers around a cluster: each turn a block takes the next block's number, plus 1.
-
-    y u32 (blocks, 32): the final numbers; a block starts with its own number and the lane's.
-    """
-    k.launch((blocks,), 32, cluster=(cluster, 1, 1))
-    y, mine = k.output("y", u32, (blocks, 32)), k.shared("mine", u32, (32,))
-    mine.store(k.lane_id, k.block_id() * 32 + k.lane_id)
-    theirs = k.peer(mine, (k.cluster_rank + 1) % cluster)
-    with k.loop(0, turns):
-        k.cluster_barrier()
-        taken = theirs.load(k.lane_id)
-        k.cluster_barrier()
-        mine.store(k.lane_id, taken + 1)
-    y.at(k.block_id()).store(k.lane_id, mine.load(k.lane_id))
-
-
-@kernel
-def cluster_barriers(k: Builder, *, blocks: int, cluster: int, turns: int) -> None:
-    """Waits `turns` times at the barrier of its cluster; then y (blocks,) u32 is their numbers."""
-    k.launch((blocks,), _THREADS, cluster=(cluster, 1, 1))
-    y = k.output("y", u32, (blocks,))
-    with k.loop(0, turns, unroll=False):
-        k.cluster_barrier()
-    y.store(k.block_id(), k.block_id(), where=k.thread_id == 0)
-
-
-def _ring_result(blocks: int, cluster: int, turns: int) -> np.ndarray:
-    """Returns the numbers that `cluster_ring` leaves."""
-    start = np.arange(blocks * 32, dtype=np.uint32).reshape(-1, cluster, 32)
-    return (np.roll(start, -turns, axis=1) + np.uint32(turns)).reshape(blocks, 32)
-
-
 def _clusters(bench: Bench) -> Answer:
     """Measures a cluster barrier: the difference of many and few in otherwise equal kernels."""
     gpu, many = bench.gpu, bench.sizes.barriers
@@ -357,7 +323,7 @@ def _clusters(bench: Bench) -> Answer:
         blocks = current_device().multiprocessors // cluster * cluster
         shape = dict(blocks=blocks, cluster=cluster)
         (got,) = gpu.run(cluster_ring(**shape, turns=3))
-        if not np.array_equal(got, _ring_result(**shape, turns=3)):
+        if not np.array_equal(got, ring_result(**shape, turns=3)):
             raise RuntimeError(f"blocks of a cluster of {cluster} read wrong numbers")
         times = {}
         for turns in (many, few):

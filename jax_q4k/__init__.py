@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         cpus,
         environment,
         gguf,
+        gpu_checks,
         native,
         quantizers,
     )
@@ -144,6 +145,7 @@ __all__ = [
     "gated_delta_step",
     "gated_matmul",
     "gguf",
+    "gpu_checks",
     "implementation",
     "is_quantized",
     "lazy_imports",
@@ -173,5 +175,5 @@ __all__ = [
 # registers. The script `jax-q4k` reads its arguments first, because JAX takes long to import.
 if not hasattr(sys.modules.get("__main__"), "IMPORTS_JAX_LATER"):
     for _name in __all__:
-        if _name not in ("cache", "gguf", "quantizers"):
+        if _name not in ("cache", "gguf", "gpu_checks", "quantizers"):
             getattr(sys.modules[__name__], _name)

@@ -47,6 +47,11 @@ def _result_avals(kernel: Kernel) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(b.shape, _jax_dtype(b)) for b in kernel.results]
 
 
+def as_jax(kernel: Kernel, results: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns a kernel's results with JAX's dtypes; NumPy has only the bits of some."""
+    return [r.view(_jax_dtype(b)) for r, b in zip(results, kernel.results, strict=True)]
+
+
 def _check_operands(kernel: Kernel, operands: Sequence[Any]) -> None:
     expected = [(b.shape, _jax_dtype(b)) for b in kernel.operands]
     got = [(tuple(x.shape), np.dtype(x.dtype)) for x in operands]
@@ -117,7 +122,7 @@ def _simulate_lowering(
 
     def callback(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         results = thread.submit(simulator.run, kernel, *(np.asarray(a) for a in arrays)).result()
-        return tuple(r.view(_jax_dtype(b)) for r, b in zip(results, kernel.results, strict=True))
+        return tuple(as_jax(kernel, results))
 
     avals_in: Any = ctx.avals_in
     avals_out: Any = ctx.avals_out

@@ -8,6 +8,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ptx_kernels.driver import Installed
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,17 @@ def kernel_ptx() -> str:
 def driver_problem() -> str | None:
     """Returns why the CUDA driver cannot load the kernels of one of its devices, if so."""
     from ptx_kernels import driver
-    from ptx_kernels.limits import PTX_VERSIONS
 
     try:
-        found = driver.installed()
+        return ptx_problem(driver.installed())
     except driver.DriverError:
         return None
+
+
+def ptx_problem(found: Installed) -> str | None:
+    """Returns why a CUDA driver cannot load the kernels of one of its devices, if so."""
+    from ptx_kernels.limits import PTX_VERSIONS
+
     for capability in found.capabilities:
         needed = max((v for least, v in PTX_VERSIONS.items() if least <= capability), default=None)
         if needed is not None and needed > found.newest_ptx:

@@ -57,8 +57,8 @@ class UnavailableError(RuntimeError):
 class KernelLoadError(UnavailableError):
     """The CUDA driver did not load a kernel of a program.
 
-    XLA's error, its cause, names no kernel. `jax-q4k doctor` shows the PTX version that the driver
-    takes and the one that kernels need.
+    XLA's error, its cause, names no kernel. `jax-q4k doctor --gpu` loads each kernel alone, and
+    shows which one fails and the driver's log.
     """
 
 
@@ -96,6 +96,6 @@ def explaining_loads() -> Iterator[None]:
         if not _MODULE.search(str(error)):
             raise
         raise KernelLoadError(
-            "the CUDA driver did not load a kernel of this program; jax-q4k doctor shows the PTX "
-            f"version that the driver takes and the one of the kernels: {str(error).strip()}"
+            "the CUDA driver did not load a kernel of this program; jax-q4k doctor --gpu shows "
+            f"which kernels load, and the driver's log: {str(error).strip()}"
         ) from error

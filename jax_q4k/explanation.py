@@ -224,7 +224,7 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
     params = dict(equation.params)
     tree, asked = params.pop("tree"), params.pop("implementation")
     platform = "cuda" if gpu else "cpu"
-    device = device_here(clusters=asked.clusters)
+    device = device_here(asked=asked)
     decision = decide(op, asked.implementation, platform, device)
     avals = [v.aval for v in equation.invars]
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]

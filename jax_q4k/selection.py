@@ -17,6 +17,12 @@ class Asked(NamedTuple):
 
     implementation: Implementation | None = None
     clusters: bool = True
+    decoded_products: bool | None = None
+
+    @property
+    def selection(self) -> Selection:
+        """Returns the selection with these fields, and defaults for the others."""
+        return Selection(**self._asdict())
 
 
 class Selection(NamedTuple):
@@ -33,10 +39,12 @@ class Selection(NamedTuple):
     prefetch: bool = True
     batch_invariant: bool = False
     clusters: bool = True
+    decoded_products: bool | None = None
+    graphs: bool = True
 
     @property
     def asked(self) -> Asked:
-        return Asked(self.implementation, self.clusters)
+        return Asked(self.implementation, self.clusters, self.decoded_products)
 
     def fuses(self, name: str) -> bool:
         """Returns whether the operation `name` of FUSIONS may be fused."""
@@ -54,6 +62,8 @@ def check_selection(
     fused: Collection[str] | Literal[False] | None = None,
     prefetch: bool = True,
     clusters: bool = True,
+    decoded_products: bool | None = None,
+    graphs: bool = True,
 ) -> Selection:
     """Checks the arguments; raises ValueError with the argument's name and its valid values."""
     if implementation is not None and implementation not in IMPLEMENTATIONS:
@@ -65,9 +75,11 @@ def check_selection(
         raise ValueError(
             f"activations={activations!r} must be one of {', '.join(ACTIVATIONS)}, or None"
         )
-    for name, value in (("prefetch", prefetch), ("clusters", clusters)):
+    for name, value in (("prefetch", prefetch), ("clusters", clusters), ("graphs", graphs)):
         if not isinstance(value, bool):
             raise ValueError(f"{name}={value!r} must be True or False")
+    if not isinstance(decoded_products, bool | None):
+        raise ValueError(f"decoded_products={decoded_products!r} must be True, False or None")
     names: tuple[Any, ...] | None
     if fused is None:
         names = None
@@ -90,6 +102,8 @@ def check_selection(
         None if names is None else frozenset(names),
         prefetch,
         clusters=clusters,
+        decoded_products=decoded_products,
+        graphs=graphs,
     )
 
 
@@ -101,6 +115,8 @@ def implementation(
     fused: Collection[str] | Literal[False] | None = None,
     prefetch: bool = True,
     clusters: bool = True,
+    decoded_products: bool | None = None,
+    graphs: bool = True,
 ) -> Iterator[None]:
     """Selects the implementation of every jax_q4k operation traced inside the block.
 
@@ -124,12 +140,21 @@ def implementation(
         `prefetch`, on GPUs that support it.
       clusters: whether kernels may run as thread block clusters, on GPUs that support them. Without
         clusters, one more launch merges the splits of an attention.
+      decoded_products: whether weights are decoded to float16 for XLA's product of more than 64
+        rows, on a GPU and without `activations`. False means never; True, wherever rows and columns
+        are multiples of 8; None, where a table or `decoded_products_rule` finds it faster.
+      graphs: whether programs of `jax_q4k.models` run as CUDA graphs. Without graphs the host
+        launches each kernel. No operation depends on it: a `jax.jit` of your own has its own
+        `compiler_options`.
 
     Raises:
       ValueError: an unknown name. A selection that cannot run on the platform raises when it is
         lowered.
     """
-    with selected(check_selection(name, activations, fused, prefetch, clusters)):
+    selection = check_selection(
+        name, activations, fused, prefetch, clusters, decoded_products, graphs
+    )
+    with selected(selection):
         yield
 
 

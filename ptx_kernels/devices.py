@@ -342,6 +342,8 @@ class Target:
       assumed: whether that number is unknown, so that the reference device's is used.
       capability: compute capability that the device reports, 75 for 7.5; None if unknown.
       clusters_allowed: whether kernels may run as clusters, if the device has them.
+      decoded_products: whether matmuls of many rows decode their weights; None leaves it to tables
+        and the rule.
     """
 
     name: str
@@ -349,6 +351,7 @@ class Target:
     assumed: bool = False
     capability: int | None = None
     clusters_allowed: bool = True
+    decoded_products: bool | None = None
 
     @property
     def sm(self) -> int | None:
@@ -393,9 +396,15 @@ class Target:
             facts = replace(facts, multiprocessors=self.multiprocessors, groups=())
         return facts.busiest(blocks, cluster)
 
-    def without_clusters(self) -> Target:
-        """Returns the same device, whose kernels don't run as clusters."""
-        return replace(self, clusters_allowed=False)
+    def switched(self, *, clusters: bool = True, decoded_products: bool | None = None) -> Target:
+        """Returns the same device with switches; the defaults change nothing."""
+        return replace(
+            self,
+            clusters_allowed=clusters and self.clusters_allowed,
+            decoded_products=(
+                self.decoded_products if decoded_products is None else decoded_products
+            ),
+        )
 
     def __str__(self) -> str:
         """Returns text like `108 multiprocessors`; names the reference if its number is assumed."""

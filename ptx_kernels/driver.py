@@ -433,11 +433,22 @@ class Device:
         reused = {result: given[operand] for operand, result in kernel.aliases.items()}
         return given + [reused.get(i) or self.empty(b.nbytes) for i, b in enumerate(kernel.results)]
 
-    def run(self, kernel: Kernel, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Runs `kernel` on operands like `simulator.run`; returns results (bf16 as uint16 bits)."""
+    def run(
+        self, kernel: Kernel, *operands: np.ndarray, graph: bool = False
+    ) -> tuple[np.ndarray, ...]:
+        """Runs `kernel` on operands like `simulator.run`; returns results (bf16 as uint16 bits).
+
+        graph: whether to launch it as a node of a CUDA graph.
+        """
         with self.scope():
             addresses = self.place(kernel, operands)
-            self.launch(kernel, addresses)
+            if graph:
+                self._function(kernel)  # modules cannot be loaded during capture
+                with self._graph(lambda: self.launch(kernel, addresses)) as runnable:
+                    self._call("cuGraphLaunch", runnable, self._stream)
+                    self.synchronize()
+            else:
+                self.launch(kernel, addresses)
             results = zip(addresses[len(operands) :], kernel.results, strict=True)
             return tuple(self.download(a, b.shape, b.type.dtype) for a, b in results)
 
@@ -474,7 +485,9 @@ class Device:
 
             return 2 * nbytes / self._time(enqueue, 1, replays).median
 
-    def _time(self, enqueue: Callable[[], None], count: int, replays: int) -> Timing:
+    @contextlib.contextmanager
+    def _graph(self, enqueue: Callable[[], None]) -> Iterator[Any]:
+        """Context with an executable CUDA graph of what `enqueue` puts on the stream."""
         self.synchronize()
         mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self._call("cuStreamBeginCapture", self._stream, mode)
@@ -483,20 +496,24 @@ class Device:
         finally:
             graph = self._call("cuStreamEndCapture", self._stream)
         runnable = self._call("cuGraphInstantiate", graph, 0)
+        yield runnable
+        self._call("cuGraphExecDestroy", runnable)
+        self._call("cuGraphDestroy", graph)
+
+    def _time(self, enqueue: Callable[[], None], count: int, replays: int) -> Timing:
         # 0: an event that records its time
         start, end = (self._call("cuEventCreate", 0) for _ in range(2))
         seconds = []
-        for replay in range(-3, replays):  # the first three warm up
-            self._call("cuEventRecord", start, self._stream)
-            self._call("cuGraphLaunch", runnable, self._stream)
-            self._call("cuEventRecord", end, self._stream)
-            self._call("cuEventSynchronize", end)
-            if replay >= 0:
-                seconds.append(1e-3 * self._call("cuEventElapsedTime", start, end) / count)
+        with self._graph(enqueue) as runnable:
+            for replay in range(-3, replays):  # the first three warm up
+                self._call("cuEventRecord", start, self._stream)
+                self._call("cuGraphLaunch", runnable, self._stream)
+                self._call("cuEventRecord", end, self._stream)
+                self._call("cuEventSynchronize", end)
+                if replay >= 0:
+                    seconds.append(1e-3 * self._call("cuEventElapsedTime", start, end) / count)
         for event in (start, end):
             self._call("cuEventDestroy", event)
-        self._call("cuGraphExecDestroy", runnable)
-        self._call("cuGraphDestroy", graph)
         return Timing(statistics.median(seconds), min(seconds), max(seconds), replays)
 
 

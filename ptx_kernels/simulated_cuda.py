@@ -14,8 +14,9 @@ import ctypes
 import enum
 import re
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,9 @@ class SimulatedCuda:
     Args:
       executes: whether kernels run at all.
       memory_limit: maximum bytes of one allocation.
+      free: bytes of the device's memory that it reports as free.
+      version: CUDA version of the driver, 12030 for 12.3.
+      attributes: values that replace those of ATTRIBUTES.
       refuse: text of a module -> the driver's log if it does not load; None loads it.
     """
 
@@ -117,9 +121,13 @@ class SimulatedCuda:
         *,
         executes: bool = True,
         memory_limit: int = 1 << 30,
+        free: int = 100 << 30,
+        version: int = 13000,
+        attributes: Mapping[str, int] = MappingProxyType({}),
         refuse: Callable[[str], str | None] = lambda text: None,
     ) -> None:
         self.executes, self.memory_limit, self.refuse = executes, memory_limit, refuse
+        self.free, self.version, self.attributes = free, version, {**ATTRIBUTES, **attributes}
         self.memory: dict[int, np.ndarray] = {}  # by address
         self.capture: Graph | None = None
         self.limits: dict[Any, int] = {}  # of dynamic shared memory, by function
@@ -138,7 +146,7 @@ class SimulatedCuda:
         return Result.CUDA_SUCCESS, ordinal
 
     def cuDriverGetVersion(self):
-        return Result.CUDA_SUCCESS, 13000
+        return Result.CUDA_SUCCESS, self.version
 
     def cuDeviceGetName(self, length, device):
         return Result.CUDA_SUCCESS, self.name.encode().ljust(length, b"\0")
@@ -147,7 +155,7 @@ class SimulatedCuda:
         return Result.CUDA_SUCCESS, 141 << 30
 
     def cuDeviceGetAttribute(self, name, device):
-        return Result.CUDA_SUCCESS, ATTRIBUTES[name]
+        return Result.CUDA_SUCCESS, self.attributes[name]
 
     def cuDevicePrimaryCtxRetain(self, device):
         return Result.CUDA_SUCCESS, "context"
@@ -176,7 +184,7 @@ class SimulatedCuda:
         return Result.CUDA_SUCCESS, array.ctypes.data
 
     def cuMemGetInfo(self):
-        return Result.CUDA_SUCCESS, 100 << 30, 141 << 30
+        return Result.CUDA_SUCCESS, self.free, 141 << 30
 
     def cuMemFree(self, address):
         del self.memory[address]

@@ -45,11 +45,11 @@ def copy(
     name = os.fsdecode(source)
     with open_source(source) as file, opened(Source(file, name)) as (joined, header):
 
-        def pieces(info: TensorInfo) -> Iterator[bytes]:
+        def pieces(info: TensorInfo) -> Iterator[Callable[[], bytes]]:
             start = header.data_start + info.offset
             for at in range(0, info.nbytes, _PIECE):
                 size = min(_PIECE, info.nbytes - at)
-                yield joined.read(start + at, size, f"tensor {info.name!r}")
+                yield functools.partial(joined.read, start + at, size, f"tensor {info.name!r}")
 
         tensors = {}
         for info in header.tensors.values():

@@ -15,6 +15,7 @@ import numpy as np
 from .. import cpus
 from ..arrays import QuantizedArray
 from .header import Header, open_source
+from .memory import Scratch
 from .metadata import Metadata
 from .parts import opened
 from .source import Source
@@ -71,10 +72,11 @@ class TensorFile:
         """
         with contextlib.ExitStack() as stack:
             first = Source(stack.enter_context(open_source(path)), os.fsdecode(path))
-            self._source, header = stack.enter_context(opened(first))
-            self.header = _loadable(self._source, header, select)
+            source, header = stack.enter_context(opened(first))
+            self.header = _loadable(source, header, select)
             self._files = stack.pop_all()
-        self._check_scales = check_scales
+        self._reader = TensorReader(source, self.header.data_start, check_scales)
+        self._scratch = Scratch()
 
     def __enter__(self) -> Self:
         return self
@@ -87,8 +89,17 @@ class TensorFile:
 
         Returns a NumPy array, or a QuantizedArray with NumPy planes if the tensor is packed.
         """
-        reader = TensorReader(self._source, self.header.data_start, self._check_scales)
-        return reader.tensor(self.header.tensors[name])
+        return self._reader.tensor(self.header.tensors[name])
+
+    def read_rows(self, name: str, first: int, stop: int) -> QuantizedArray | np.ndarray:
+        """Reads rows `first` to `stop` of a tensor, along its first axis, like `read`.
+
+        The next call by the same thread overwrites the result.
+        """
+        info = self.header.tensors[name]
+        self._scratch.reuse()
+        reader = dataclasses.replace(self._reader, allocate=self._scratch.allocate)
+        return reader.tensor(info.part(name, first, stop - first, 0))
 
 
 def read(

@@ -6,10 +6,8 @@ float. A box is a range along each of these axes: the complete tensor, or a devi
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import mmap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,15 +18,13 @@ from ptx_kernels import formats
 
 from .. import native
 from ..arrays import QuantizedArray
+from .memory import aligned
 from .source import Source
 from .tensors import PLAIN, TensorInfo
 
 #: Bytes read, checked and split at a time. They fit in a cache, and are the only memory that is
 #: needed besides the tensors.
 CHUNK = 1 << 20
-#: Bytes from which arrays are memory-mapped, and from which they use huge pages, as NumPy's do.
-MAPPED, HUGE = 1 << 16, 1 << 22
-BUFFER_ALIGNMENT = 64  # bytes; JAX adopts a CPU buffer with this alignment without a copy
 
 #: (first, end) along each axis.
 Box = tuple[tuple[int, int], ...]
@@ -41,6 +37,7 @@ class TensorReader:
     source: Source
     data_start: int
     check_scales: bool
+    allocate: Callable[[tuple[int, ...]], np.ndarray] = aligned
 
     def tensor(self, info: TensorInfo) -> QuantizedArray | np.ndarray:
         """Reads a tensor into host memory."""
@@ -72,7 +69,7 @@ class TensorReader:
     def boxes(self, blocks: Blocks, boxes: Sequence[Box]) -> list[list[np.ndarray]]:
         """Reads disjoint boxes; returns each box's planes, or [array of floats]."""
         planes = [
-            [_aligned((*_extents(box), size)) for size in blocks.plane_bytes] for box in boxes
+            [self.allocate((*_extents(box), size)) for size in blocks.plane_bytes] for box in boxes
         ]
         # Boxes that fill a larger one are read as that one, in longer contiguous runs.
         ends = [(min(side)[0], max(side)[1]) for side in zip(*boxes, strict=True)]
@@ -234,21 +231,3 @@ def _within(inner: Box, outer: Box) -> tuple[slice, ...]:
     """Returns the slices that select box `inner` in an array of box `outer`."""
     sides = zip(inner, outer, strict=True)
     return tuple(slice(a - first, b - first) for (a, b), (first, _) in sides)
-
-
-def _aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Returns an uninitialized byte array, aligned to BUFFER_ALIGNMENT.
-
-    A large array has an anonymous memory map of its own, which returns to the system when freed.
-    glibc's arenas, one per thread, would keep it: several times a model's size after some loads.
-    """
-    nbytes = math.prod(shape)
-    if nbytes >= MAPPED:
-        mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # the system may lack huge pages
-                mapped.madvise(mmap.MADV_HUGEPAGE)  # fewer TLB misses
-        return np.frombuffer(mapped, np.uint8).reshape(shape)
-    buffer = np.empty(nbytes + BUFFER_ALIGNMENT, np.uint8)
-    start = -buffer.ctypes.data % BUFFER_ALIGNMENT
-    return buffer[start : start + nbytes].reshape(shape)

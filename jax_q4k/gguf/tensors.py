@@ -52,11 +52,16 @@ class TensorInfo:
     def part(self, name: str, first: int, rows: int, axis: int) -> TensorInfo:
         """Returns the description of a tensor `name` made of some rows of this one along `axis`.
 
-        On the last axis, `first` and `rows` must be multiples of the type's block size.
+        On the last axis, `first` and `rows` must be multiples of the type's block size. A part of
+        a part must be along the same axis.
         """
         shape = (*self.shape[:axis], rows, *self.shape[axis + 1 :])
         nbytes = self.nbytes * rows // self.shape[axis]
         part_of = first, self.shape[axis], self.name, axis
+        if self.file_rows is not None:
+            if axis != self.row_axis:
+                raise ValueError(f"axis={axis} must be {self.row_axis}, that of the first part")
+            part_of = self.first_row + first, self.file_rows, self.file_name or self.name, axis
         return TensorInfo(name, self.type, shape, self.offset, nbytes, *part_of)
 
     @property

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import gguf
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
-from .. import float_types
+from .. import cpus, float_types
 from ..arrays import QuantizedArray
 from ..cache.atomic_files import replacing
 from . import parts
@@ -22,14 +24,24 @@ from .header import MAX_ALIGNMENT
 from .tensors import MAX_DIMS, MAX_NAME, PLAIN, supported_types
 from .value_types import typed
 
+_AHEAD = 2  # pieces per core that are made before they are written
+_WRITEBACK = 1 << 25  # bytes that go to disk while the next are made, so that fsync waits less
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorPieces:
-    """A tensor to write whose bytes are produced during writing; `write` calls `pieces()` once."""
+    """A tensor to write whose bytes are produced during writing; `write` calls `pieces()` once.
 
-    type: str  # ggml's name
-    shape: tuple[int, ...]  # row-major
-    pieces: Callable[[], Iterable[Any]]  # contiguous arrays or bytes, in order
+    Attributes:
+      type: ggml's name.
+      shape: row-major.
+      pieces: returns contiguous arrays or bytes, in order. A piece may also be a function that
+        returns them; threads call several at once, while earlier pieces are written.
+    """
+
+    type: str
+    shape: tuple[int, ...]
+    pieces: Callable[[], Iterable[Any]]
 
     @classmethod
     def of(cls, name: str, tensor: Any) -> TensorPieces:
@@ -61,6 +73,11 @@ class TensorPieces:
             rule = f"it must have 1 to {MAX_DIMS} axes of at least 1, {last}"
             raise ValueError(f"tensor {name!r} has shape {made.shape}; {rule}")
         return made
+
+    def made(self) -> Iterator[Any]:
+        """Yields the pieces one after another, and the results of those that are functions."""
+        for piece in self.pieces():
+            yield piece() if callable(piece) else piece
 
     @property
     def nbytes(self) -> int:
@@ -210,23 +227,65 @@ def _write_data(
     assert writer.fout is not None
     file = writer.fout[0]
     writer.write_padding(file, file.tell())
-    for name, tensor in tensors.items():
-        written = 0
-        for piece in tensor.pieces():
-            data = memoryview(_bytes(piece))
-            written += data.nbytes
-            if written > tensor.nbytes:
-                break
-            file.write(data)
-            report(written)
-        if written != tensor.nbytes:
-            found = f"more than {tensor.nbytes}" if written > tensor.nbytes else f"{written}"
-            takes = f"{tensor.type} of shape {tensor.shape} takes {tensor.nbytes}"
-            raise ValueError(f"tensor {name!r} has {found} bytes; {takes}")
-        writer.write_padding(file, written)
-        report.done += written
+    written, behind, threads = 0, 0, cpus.available()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for name, piece in _in_order(tensors, pool, _AHEAD * threads):
+            tensor = tensors[name]
+            if piece is not None:
+                data = memoryview(_bytes(piece))
+                written += data.nbytes
+                if written <= tensor.nbytes:
+                    file.write(data)
+                    behind = _start_writeback(file, behind)
+                    report(written)
+                    continue
+            if written != tensor.nbytes:
+                found = f"more than {tensor.nbytes}" if written > tensor.nbytes else f"{written}"
+                takes = f"{tensor.type} of shape {tensor.shape} takes {tensor.nbytes}"
+                raise ValueError(f"tensor {name!r} has {found} bytes; {takes}")
+            writer.write_padding(file, written)
+            report.done += written
+            written = 0
+    finally:
+        pool.shutdown(cancel_futures=True)
     file.flush()
     os.fsync(file.fileno())
+
+
+def _start_writeback(file: BinaryIO, behind: int) -> int:
+    """Lets the system write the bytes from `behind` on to disk, if they are many.
+
+    Returns the end of the bytes that it writes. They stay in its cache.
+    """
+    end = file.tell()
+    if end - behind < _WRITEBACK or not hasattr(os, "posix_fadvise"):
+        return behind
+    os.posix_fadvise(file.fileno(), behind, end - behind, os.POSIX_FADV_DONTNEED)
+    return end
+
+
+def _in_order(
+    tensors: Mapping[str, TensorPieces], pool: ThreadPoolExecutor, count: int
+) -> Iterator[tuple[str, Any]]:
+    """Yields (name, piece) of all tensors, and (name, None) at the end of each.
+
+    The pool calls those that are functions, up to `count` ahead of the one that is yielded.
+    """
+    ahead: collections.deque[tuple[str, Any]] = collections.deque()
+
+    def first() -> tuple[str, Any]:
+        name, piece = ahead.popleft()
+        return name, piece.result() if isinstance(piece, Future) else piece
+
+    for name, tensor in tensors.items():
+        for piece in tensor.pieces():
+            ahead.append((name, pool.submit(piece) if callable(piece) else piece))
+            while len(ahead) > (count if callable(piece) else 0):
+                yield first()
+        ahead.append((name, None))
+    while ahead:
+        yield first()
 
 
 def _bytes(piece: Any) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ptx_kernels.formats.unpack import codebooks
 
-from .. import cpus
+from .. import cpus, float_types
 from ..errors import NativeUnavailableWarning
 from . import build
 
@@ -43,6 +43,9 @@ HANDLERS = (
 )
 #: XLA's names of the handlers.
 TARGETS = tuple(f"jax_q4k_{name}" for name in HANDLERS)
+
+#: Dtypes of values to quantize, in the order of `FloatType` in quantizers.h.
+_FLOAT_TYPES = [of.dtype for of in (float_types.F32, float_types.F16, float_types.BF16)]
 
 #: Environment variable that names the kernel set to use, instead of the processor's best.
 VARIABLE = "JAX_Q4K_KERNELS"
@@ -77,10 +80,14 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         library.jax_q4k_code_books_size.restype = ctypes.c_uint64
         library.jax_q4k_quantize.argtypes = [
             ctypes.c_char_p,
-            *[ctypes.c_void_p] * 2,
+            ctypes.c_void_p,
+            ctypes.c_int32,
+            ctypes.c_int64,
+            ctypes.c_void_p,
             *[ctypes.c_int64] * 3,
             ctypes.c_float,
             ctypes.c_void_p,
+            ctypes.c_int64,
         ]
         name = named()
         if name and not library.jax_q4k_select(name.encode()):
@@ -199,7 +206,9 @@ def quantize(
     """Quantizes blocks by one call without JAX; the library must be available.
 
     Args:
-      x: float32 (blocks, block_size), contiguous.
+      format: name of a block format, or F32, F16 or BF16, whose blocks are single values.
+      x: float32, float16 or bfloat16 (blocks, block_size), contiguous; for a single value
+        (count, 1).
       importance: float32 (period, block_size), contiguous and positive; block b has row
         (first + b) % period.
       largest: largest magnitude of a value.
@@ -214,12 +223,15 @@ def quantize(
     done = library.jax_q4k_quantize(
         format.encode(),
         x.ctypes.data,
+        _FLOAT_TYPES.index(x.dtype),
+        x.shape[1],
         importance.ctypes.data,
         len(x),
         first,
         len(importance),
         largest,
         packed.ctypes.data,
+        packed.shape[1],
     )
     if done < 0:
         raise ValueError(f"format={format!r} has no such quantizer")

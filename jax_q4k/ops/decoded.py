@@ -47,13 +47,15 @@ def takes(
     `gated`: the two weights are a gate and an up projection. `launched`: the caller launches what
     the answer says, so the decision is recorded with the launches.
     """
-    from ptx_kernels.kernels.gemm import FEW_ROWS, decoded_products_rule
-    from ptx_kernels.tuning import choose, decide
+    from ptx_kernels.kernels.gemm import FEW_ROWS, decodable, decoded_products_rule
+    from ptx_kernels.tuning import choose, current_device, decide
 
     if activations is not None or m <= FEW_ROWS:
         return False
-    rows = tuple(w.shape[0] for w in weights[: 1 if gated else None])
-    asked = decoded_products_rule, tuple(w.format for w in weights), rows, weights[0].shape[1], m
+    rows, columns = tuple(w.shape[0] for w in weights[: 1 if gated else None]), weights[0].shape[1]
+    if (switch := current_device().decoded_products) is not None:
+        return switch and decodable(rows, columns, len(weights))
+    asked = decoded_products_rule, tuple(w.format for w in weights), rows, columns, m
     return (choose(*asked) if launched else decide(*asked).config).decoded
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from ..selection import Selection, selected
+from ..selection import selected
 from .backends import Operation, of_leaves
 from .prefetch import without_prefetch
 
@@ -160,8 +160,7 @@ def _varied(
 
     def function(*leaves: Any) -> list[Any]:
         varied = dict(zip(varying, leaves, strict=True))
-        asked = params["implementation"]
-        with selected(Selection(asked.implementation, clusters=asked.clusters)):
+        with selected(params["implementation"].selection):
             return composed(*(varied.get(i, operand) for i, operand in enumerate(operands)))
 
     return function

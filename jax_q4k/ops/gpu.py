@@ -12,9 +12,10 @@ import jax
 from ptx_kernels.devices import LEAST, REFERENCE, Target, target
 
 from ..errors import GpuUnavailableWarning
+from ..selection import Asked
 
 
-def device(devices: Sequence[Any] | None = None, *, clusters: bool = True) -> Target:
+def device(devices: Sequence[Any] | None = None, asked: Asked | None = None) -> Target:
     """Returns the GPU that kernels are chosen for, with what it reports of itself.
 
     Inside `tuning.on_device`, returns that device. Without a GPU, returns the device that kernels
@@ -23,10 +24,12 @@ def device(devices: Sequence[Any] | None = None, *, clusters: bool = True) -> Ta
     Args:
       devices: those that a program is lowered for; None means the process's. Among several, the
         first of the oldest architecture counts: all run its kernels.
-      clusters: whether kernels may use the GPU's clusters.
+      asked: its switches become those of the device.
     """
     found = _device(devices)
-    return found if clusters else found.without_clusters()
+    if asked is None:
+        return found
+    return found.switched(clusters=asked.clusters, decoded_products=asked.decoded_products)
 
 
 def _device(devices: Sequence[Any] | None) -> Target:

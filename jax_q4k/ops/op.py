@@ -162,9 +162,7 @@ class Op:
         implementation: Asked,
         **params: Any,
     ) -> Any:
-        find = functools.partial(
-            gpu.device, lowering_devices(ctx), clusters=implementation.clusters
-        )
+        find = functools.partial(gpu.device, lowering_devices(ctx), implementation)
         target = find() if platform == "cuda" else None
         decision = backends.decide(self, implementation.implementation, platform, target)
         if decision.error is not None:
@@ -183,9 +181,7 @@ class Op:
             function = partitioned(
                 self.name,
                 self.on_parts(
-                    functools.partial(_run, decision.implementation, implementation.clusters),
-                    tree,
-                    params,
+                    functools.partial(_run, decision.implementation, implementation), tree, params
                 ),
                 self.layout(*operands, **params),
                 operands,
@@ -243,14 +239,14 @@ def _over_devices(op: Op, kind: Any, mesh: Any, placed: Plan) -> Callable[..., A
     return over_devices(op.name, run, mesh, placed)
 
 
-def _run(implementation: str, clusters: bool, op: Op, *operands: Any, **params: Any) -> Any:
+def _run(implementation: str, asked: Asked, op: Op, *operands: Any, **params: Any) -> Any:
     """Runs an operation by an implementation, inside another operation's lowering."""
     composition = backends.composition(op, implementation)
     if backends.BACKENDS[implementation].launch is None:
         return composition(*operands, **params)
     from ptx_kernels import tuning
 
-    with tuning.on_device(gpu.device(clusters=clusters)):
+    with tuning.on_device(gpu.device(asked=asked)):
         return composition(*operands, **params)
 
 

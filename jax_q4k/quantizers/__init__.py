@@ -19,10 +19,11 @@ import numpy as np
 
 from ptx_kernels import formats
 
-from .. import cpus, native
+from .. import cpus, float_types, native
+from . import plain
 from .quantizer import Quantizer
 
-__all__ = ["names", "quantize"]
+__all__ = ["convert", "names", "quantize"]
 
 #: Weights per program; with temporaries of 30 bytes each, about a core's L2 cache.
 CHUNK = 32768
@@ -52,10 +53,15 @@ def names() -> tuple[str, ...]:
     return tuple(_found())
 
 
-def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
+def quantize(
+    w: Any, format: str, importance: Any = None, *, threads: int | None = None
+) -> np.ndarray:
     """Quantizes rows of floats to ggml's quantization blocks, as the bytes of a GGUF file.
 
     Has the arguments, accuracy and errors of `jax_q4k.quantize` of values.
+
+    Args:
+      threads: number of threads; None means one per core.
 
     Returns:
       uint8 (..., k / block_size, block_bytes).
@@ -67,52 +73,94 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
                 f"{name} is traced, and the bytes of a file need its values: call it outside jit, "
                 "vmap and grad, or jax_q4k.quantize, which can be traced"
             )
-    quantizer = _found()[format]
     values = np.asarray(w)
     check_weights(values, block)
     *leading, k = values.shape
+    packed = np.empty((*leading, k // block.block_size, block.block_bytes), np.uint8)
     even = np.ones((1, block.block_size), np.float32)
     row_importance = (
         even if importance is None else _checked_importance(importance, k, block.block_size)
     )
-    flat = values.reshape(-1, block.block_size)
-    packed = np.empty((len(flat), block.block_bytes), np.uint8)
+    _fill(packed, values, _found()[format], row_importance, threads)
+    return packed
+
+
+def convert(values: np.ndarray, type: str, *, threads: int | None = None) -> np.ndarray:
+    """Converts finite floats to ggml's type F32, F16 or BF16, rounding to nearest even.
+
+    Args:
+      values: (...), of a dtype that `quantize` takes.
+      threads: number of threads; None means one per core.
+
+    Raises ValueError for a value that is not finite or beyond the type's largest.
+    """
+    quantizer = plain.QUANTIZERS[type]
+    converted = np.empty(values.shape, float_types.GGML[type].dtype)
+    if values.size:
+        packed = converted.reshape(*values.shape, 1).view(np.uint8)
+        _fill(packed, values, quantizer, np.ones((1, 1), np.float32), threads)
+    return converted
+
+
+def _fill(
+    packed: np.ndarray,
+    values: np.ndarray,
+    quantizer: Quantizer,
+    importance: np.ndarray,
+    threads: int | None,
+) -> None:
+    """Fills `packed`, contiguous uint8 (..., blocks, block_bytes), with quantized values (..., k).
+
+    Args:
+      importance: float32 (period, block_size), by turns for the blocks.
+      threads: see `quantize`.
+
+    Raises ValueError for a value that is not finite or too large.
+    """
+    block_size = importance.shape[1]
+    flat, blocks = values.reshape(-1, block_size), packed.reshape(-1, packed.shape[-1])
     by_one_call = quantizer.native and native.available()
-    step = (_CHUNK_OF_CALLS if by_one_call else CHUNK) // block.block_size
+    step = (_CHUNK_OF_CALLS if by_one_call else CHUNK) // block_size
+    # the library also reads float16 and bfloat16, in the byte order of this processor
+    dtype = np.dtype("float32" if values.dtype.name == "float64" else values.dtype.name)
 
     def refuse(x: np.ndarray, start: int) -> NoReturn:
         first = int(np.argmax(~(np.abs(x) <= quantizer.largest)))
-        at = np.unravel_index(start * block.block_size + first, values.shape)
+        at = np.unravel_index(start * block_size + first, values.shape)
         raise ValueError(
-            f"w[{', '.join(map(str, at))}] is {values[at]}; "
-            f"{format} takes finite values of magnitude up to {quantizer.largest:g}"
+            f"w[{', '.join(map(str, at))}] is {values[at]}; {quantizer.format} takes finite values "
+            f"of magnitude up to {quantizer.largest:g}"
         )
 
     def fill(start: int) -> None:
         chunk = flat[start : start + step]
         if by_one_call:
             with np.errstate(over="ignore"):
-                x = np.ascontiguousarray(chunk, np.float32)
-            part = packed[start : start + step]
-            if native.quantize(format, x, row_importance, start, quantizer.largest, part):
-                return
-            refuse(x, start)
-        rows = np.arange(start, start + step) % len(row_importance)
-        x = np.zeros((step, block.block_size), np.float32)
+                x = np.ascontiguousarray(chunk, dtype)
+            part = blocks[start : start + step]
+            args = importance, start, quantizer.largest, part
+            if not native.quantize(quantizer.format, x, *args):
+                refuse(x.astype(np.float32), start)
+            return
+        rows = np.arange(start, start + step) % len(importance)
+        x = np.zeros((step, block_size), np.float32)
         with np.errstate(over="ignore"):  # large float64 become infinite, and are rejected below
             x[: len(chunk)] = chunk
         if not np.abs(x).max() <= quantizer.largest:
             refuse(x, start)
-        packed[start : start + step] = quantizer.blocks(x, row_importance[rows])[: len(chunk)]
+        blocks[start : start + step] = quantizer.blocks(x, importance[rows])[: len(chunk)]
 
     starts = range(0, len(flat), step)
     if not by_one_call:
         fill(0)  # compiles
         starts = starts[1:]
-    with ThreadPoolExecutor(cpus.available()) as pool:
+    if threads == 1 or len(starts) <= 1:
+        for start in starts:
+            fill(start)
+        return
+    with ThreadPoolExecutor(threads or cpus.available()) as pool:
         for _ in pool.map(fill, starts):
             pass
-    return packed.reshape(*leading, k // block.block_size, block.block_bytes)
 
 
 def traced(x: jax.Array, format: str, importance: jax.Array | None = None) -> jax.Array:

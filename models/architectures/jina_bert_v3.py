@@ -1,7 +1,7 @@
 """Describes the architecture of jina-embeddings-v3: XLM-RoBERTa with rope.
 
-transformers saves the publisher's names. The publisher's folder also holds a LoRA adapter per task,
-which are not read: its code, too, computes embeddings without a task by the base weights.
+transformers saves the publisher's names. The publisher's folder also holds a LoRA adapter per task
+(`files/checkpoints/task_adapters.py`); embeddings without a task have the base weights.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..support.warn import warn
 from . import nomic_bert
 from .base import CheckpointClass, Stored
 from .encoder_tables import BERT_MLP
@@ -29,14 +28,9 @@ def _metadata(fields: Any) -> Mapping[str, Any]:
 
 
 def _published(fields: Any) -> Mapping[str, Any]:
-    """Like `_metadata`, for the publisher's folder; warns of its adapters.
-
-    The publisher's class defaults to another base of rope.
-    """
+    """Like `_metadata`, for the publisher's folder; its class defaults to another base of rope."""
     if "rotary_emb_base" not in fields:
         fields.fail("rotary_emb_base", "is missing")
-    if names := fields.array("lora_adaptations"):
-        warn(f"LoRA adapters of tasks are not read: {', '.join(map(str, names)):.200}")
     return _metadata(fields)
 
 

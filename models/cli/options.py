@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -283,17 +284,47 @@ def add_activations(parser: argparse._ActionsContainer) -> None:
     )
 
 
+#: Switches of `jq.implementation` that are on by default, and help of options that turn them off.
+_SWITCHES = {
+    "clusters": "CUDA kernels without thread block clusters",
+    "prefetch": "CUDA kernels without prefetches of later weights",
+    "graphs": "kernels of a GPU are launched one by one, not as CUDA graphs",
+}
+
+
 def add_implementation(parser: argparse._ActionsContainer) -> None:
-    """Adds --implementation and --no-clusters, which select the kernels."""
+    """Adds --implementation, and options for a GPU or driver that fails with a kind of kernel."""
     parser.add_argument(
         "--implementation",
         choices=jq.IMPLEMENTATIONS,
         help="ptx: CUDA kernels, the default on GPUs; native: CPU kernels, the default on CPUs if "
         "`jax-q4k doctor` finds them; xla: plain JAX; sim: the CUDA kernels in a simulator",
     )
+    for name, help in _SWITCHES.items():
+        parser.add_argument(f"--no-{name}", dest=name, action="store_false", help=help)
     parser.add_argument(
-        "--no-clusters",
-        dest="clusters",
-        action="store_false",
-        help="CUDA kernels without thread block clusters, for a GPU or driver that fails with them",
+        "--decoded-products",
+        action=argparse.BooleanOptionalAction,
+        help="decode weights to float16 for XLA's products of long prompts on a GPU, or never; "
+        "default: where it is faster",
     )
+
+
+def implementation_of(options: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """Returns the `jq.implementation` that the options of a command select."""
+    return jq.implementation(
+        options.implementation,
+        activations=getattr(options, "activations", None),
+        decoded_products=options.decoded_products,
+        **{name: getattr(options, name) for name in _SWITCHES},
+    )
+
+
+def implementation_arguments(options: argparse.Namespace) -> list[str]:
+    """Returns the arguments with which another process selects the same implementation."""
+    given = [f"--no-{name}" for name in _SWITCHES if not getattr(options, name)]
+    if options.decoded_products is not None:
+        given.append("--decoded-products" if options.decoded_products else "--no-decoded-products")
+    if options.implementation is not None:
+        given += ["--implementation", options.implementation]
+    return given

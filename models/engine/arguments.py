@@ -13,6 +13,7 @@ from ..config.pooling import POOLINGS, normalizes, pooling_of
 from ..runner.model import Model
 from ..runner.speculative.drafts import Draft, DraftModel, NextTokens, PromptLookup
 from ..sampling import Sampling
+from .encoding import Text
 from .request import ContextShift
 
 
@@ -109,17 +110,41 @@ def check_text(model: Model, text: str, name: str) -> None:
         raise ValueError(f"{problem}, far too many for the context length, {context} tokens")
 
 
-def embedding_rows(model: Model, texts: Any, context: int) -> tuple[list[np.ndarray], bool]:
-    """Tokenizes texts like `prompt_rows`, with end tokens.
+def embedding_rows(
+    model: Model, texts: Any, context: int, task: str | None = None
+) -> tuple[list[Text], bool]:
+    """Tokenizes texts like `prompt_rows`, with end tokens, after the task's prompt.
 
-    context: most tokens of a text. Raises ValueError for a longer one.
+    context: most tokens of a text. Raises ValueError for a longer one, and for an unknown task.
     """
-    rows, single = prompt_rows(model, texts, "text", add_end=True)
+    number = task_number(model, task)
+    rows, single = prompt_rows(model, with_prompt(model, task, texts), "text", add_end=True)
     for i, ids in enumerate(rows):
         if len(ids) > context:
             name = "text" if single else f"texts[{i}]"
             raise ValueError(f"{name} has {len(ids)} tokens; the context length is {context}")
-    return rows, single
+    return [Text(ids, task=number) for ids in rows], single
+
+
+def task_number(model: Model, task: str | None) -> int:
+    """Returns a task's number in `model.tasks` from 1, 0 for None; raises ValueError."""
+    if task is None:
+        return 0
+    if task not in model.tasks:
+        known = f"one of {', '.join(model.tasks)}" if model.tasks else "None"
+        rule = f"must be {known}" + ("" if model.tasks else ", as the model has no tasks")
+        raise ValueError(f"task={task!r:.100} {rule}")
+    return 1 + list(model.tasks).index(task)
+
+
+def with_prompt(model: Model, task: str | None, texts: Any) -> Any:
+    """Returns texts after the task's prompt; ids stay, since they are complete."""
+    prompt = "" if task is None else model.tasks[task]
+    if prompt and isinstance(texts, str):
+        return prompt + texts
+    if prompt and isinstance(texts, list | tuple):
+        return [prompt + text if isinstance(text, str) else text for text in texts]
+    return texts
 
 
 def embedding_settings(

@@ -95,12 +95,17 @@ class EncoderEngine:
         return [one.result for one in added]
 
     def embed(
-        self, texts: Any, *, pooling: str | None = None, normalize: bool | None = None
+        self,
+        texts: Any,
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        task: str | None = None,
     ) -> Any:
         """Computes embeddings of one text, or of each of a list of texts, like `models.embed`."""
         wanted = Vectors(*embedding_settings(self.model, pooling, normalize))
-        rows, single = embedding_rows(self.model, texts, self._context)
-        vectors = [found.result() for found in self.submit([Text(ids) for ids in rows], wanted)]
+        rows, single = embedding_rows(self.model, texts, self._context, task)
+        vectors = [found.result() for found in self.submit(rows, wanted)]
         if single:
             return vectors[0]
         return vectors if wanted.pooling == "none" else np.stack(vectors)

@@ -25,10 +25,12 @@ class Text(NamedTuple):
     Attributes:
       ids: int32 (tokens,).
       second: position of the second text's first token; None means that there is one text.
+      task: number of the task in `Model.tasks` whose adapter applies, from 1; 0 means none.
     """
 
     ids: np.ndarray
     second: int | None = None
+    task: int = 0
 
 
 class Vectors(NamedTuple):
@@ -68,12 +70,14 @@ class EncoderRuns:
         rows = model.padded_batch(1 << (count - 1).bit_length())
         tokens = np.zeros((rows, time), np.int32)
         lengths, seconds = np.zeros(rows, np.int32), np.full(rows, time, np.int32)
+        tasks = np.zeros(rows, np.int32)
         for row, text in enumerate(texts):
             tokens[row, : len(text.ids)] = text.ids
             lengths[row] = len(text.ids)
             seconds[row] = time if text.second is None else text.second
+            tasks[row] = text.task
         program = EncodeTexts(model.network, pooling=wanted.pooling, dense=wanted.dense)
-        found = self._run(program, tokens, lengths, seconds)
+        found = self._run(program, tokens, lengths, seconds, tasks)
         rows_of = zip(found, lengths.tolist(), strict=True)
         vectors = [x[:length] if wanted.pooling == "none" else x for x, length in rows_of][:count]
         return [normalized(x) for x in vectors] if wanted.normalize else vectors

@@ -485,7 +485,7 @@ class Engine:
         rows, single = embedding_rows(self.model, texts, self._sizes.context)
         return [
             self._request(ids, PROMPT_ALONE, None, vectors_of(len(ids), pooling, normalize))
-            for ids in rows
+            for ids, *_ in rows
         ], single
 
     def _request(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,16 @@ def split(
     return found
 
 
-def _is_unfused(name: str, parts: tuple[str, ...], tensors: Mapping[str, Any]) -> bool:
+def held_in(config: Config, names: Collection[str]) -> frozenset[str]:
+    """Returns the fused tensors among the names of a file's tensors."""
+    return frozenset(
+        name
+        for name in names
+        if (parts := parts_of(config, name)) and not _is_unfused(name, parts, names)
+    )
+
+
+def _is_unfused(name: str, parts: tuple[str, ...], tensors: Collection[str]) -> bool:
     """Returns whether `ffn_up` is not fused, since the file also has `ffn_gate`."""
     return name in parts and all(_with_suffix(part) in tensors for part in parts)
 
@@ -120,7 +129,7 @@ def _scales(
         return {}
     held = {suffix: tensors.get(_with_suffix(name, suffix)) for suffix in SCALES}
     return {
-        suffix: (scale.type, scale.shape, b"".join(bytes(piece) for piece in scale.pieces()))
+        suffix: (scale.type, scale.shape, b"".join(bytes(piece) for piece in scale.made()))
         for suffix, scale in held.items()
         if scale is not None
     }
@@ -139,7 +148,7 @@ def _chained(pieces: list[gguf.TensorPieces], of_experts: bool) -> Callable[[], 
 def _by_expert(stack: gguf.TensorPieces) -> Iterator[bytes]:
     """Yields the bytes of each expert's matrix in a stack."""
     held, size = bytearray(), stack.nbytes // stack.shape[0]
-    for piece in stack.pieces():
+    for piece in stack.made():
         held += np.ascontiguousarray(piece).tobytes()
         while len(held) >= size:
             yield bytes(held[:size])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import math
 import os
 import re
@@ -72,8 +71,12 @@ def from_gguf(
     """
     file = os.fsdecode(path)
     described: list[tuple[Config, Tokenizer | None]] = []
-
     placements: list[Placement] = []
+    held: list[str] = []
+
+    def select(header: gguf.Header) -> dict[str, gguf.TensorInfo]:
+        held.extend(header.tensors)
+        return used_tensors(header, file)
 
     def check(header: gguf.Header) -> None:
         config = described_config(header, file)
@@ -84,7 +87,7 @@ def from_gguf(
 
     loaded = gguf.read(
         path,
-        select=functools.partial(used_tensors, file=file),
+        select=select,
         check=check,
         check_scales=check_scales,
         progress=progress,
@@ -102,7 +105,9 @@ def from_gguf(
         if divisors is not None and not (float_array(divisors) > MIN_DIVISOR).all():
             raise GGUFError(file, f"tensor {name!r}", f"must hold numbers above {MIN_DIVISOR}")
     metadata = legacy_layouts.current_metadata(config, without_unused_layers(loaded.metadata))
-    return Model(lazy_decoder(config, tensors), text_tokenizer, metadata, placement)
+    model = Model(lazy_decoder(config, tensors), text_tokenizer, metadata, placement)
+    model.fused = fused.held_in(config, held)
+    return model
 
 
 def described_config(header: gguf.Header, file: str) -> Config:
@@ -212,6 +217,8 @@ def save_gguf(
 
     metadata = with_tokenizer(model.metadata, model.tokenizer)
     _check_metadata(model, metadata)
+    if model.tasks:
+        warn_of_tasks(os.fsdecode(path), model.tasks)
     tensors = named_tensors(model)
     check_tensors(model.config, tensors, os.fsdecode(path))
     for name, tensor in tensors.items():
@@ -230,6 +237,12 @@ def save_gguf(
         max_bytes=max_bytes,
         progress=progress,
     )
+
+
+def warn_of_tasks(name: str, tasks: Iterable[str]) -> None:
+    """Warns that a GGUF file lacks the adapters of these tasks."""
+    listed = ", ".join(tasks)
+    warn(f"{name}: a GGUF file holds no adapters of tasks; only the folder has {listed:.200}")
 
 
 def _vectors_in_float32(tensor: Any) -> Any:

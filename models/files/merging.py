@@ -17,6 +17,7 @@ from ..runner.adapters import Pair, check_scale
 from .lora import adapters as lora_files
 from .quantizing import recipes
 from .quantizing.quantize import Importance, convert
+from .rows import Parts, in_rows
 from .sources import TensorSource, open_source
 
 _ROWS = 1 << 10  # rows to which an adapter is added at a time
@@ -124,3 +125,8 @@ class _Merged(TensorSource):
                 b = pair.b[at : at + _ROWS].astype(np.float32)
                 floats[at : at + _ROWS] += np.float32(factor) * (b @ a)
         return floats
+
+    def parts(self, name: str, rows: int) -> Parts:
+        if name not in self._adapters:
+            return self._source.parts(name, rows)
+        return in_rows(self.read(name), rows)

@@ -33,7 +33,7 @@ def in_metadata(
     full, left = gguf.Metadata(metadata), dict(tensors)
     in_files = config.kind.rope_freqs or config.yarn is None
     if not in_files and (found := left.pop(_TENSOR, None)) is not None:
-        pieces = [np.asarray(piece, np.float32).reshape(-1) for piece in found.pieces()]
+        pieces = [np.asarray(piece, np.float32).reshape(-1) for piece in found.made()]
         full[KEY] = np.concatenate(pieces).tolist()
     return full, left
 

@@ -17,6 +17,7 @@ from ..config.tensors import without_unused_layers
 from . import legacy_layouts
 from .checkpoints.checkpoint import CheckpointSource
 from .gguf import described_config, used_tensors
+from .rows import Parts, in_rows, ranges
 
 
 class TensorSource(Protocol):
@@ -48,6 +49,12 @@ class TensorSource(Protocol):
         Raises an error that names the tensor if it is not finite.
         """
 
+    def parts(self, name: str, rows: int) -> Parts:
+        """Yields functions that return at most `rows` rows of a tensor, like `read`.
+
+        Several threads may call them.
+        """
+
 
 class GGUFSource(gguf.TensorFile):
     """A GGUF file as a `TensorSource`; raises GGUFError if it is malformed or not supported."""
@@ -75,6 +82,14 @@ class GGUFSource(gguf.TensorFile):
             return super().read(name)
         fused, take = self._fused[name]
         return jax.tree.map(np.asarray, take(super().read(fused)))
+
+    def parts(self, name: str, rows: int) -> Parts:
+        """Yields functions that read some rows, see `TensorSource.parts`."""
+        if name in self._fused or self.header.tensors[name].row_axis:  # not of whole rows
+            yield from in_rows(self.read(name), rows)
+            return
+        for start, stop in ranges(self.tensors[name], rows):
+            yield start, functools.partial(self.read_rows, name, start, stop)
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:

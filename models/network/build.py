@@ -16,7 +16,7 @@ from ..config import Config, rope
 from ..config.tensors import float_array, layer_tensors, table
 from . import flax_types
 from .decoder import Decoder, RopeDivisors
-from .encoder import Encoder
+from .encoder import Encoder, TaskAdapters
 from .layers import (
     MLP,
     Attention,
@@ -42,10 +42,12 @@ def build(
     config: Config,
     tensors: Mapping[str, QuantizedArray | jax.Array],
     rope_frequencies: Sequence[jax.Array] | None = None,
+    tasks: Mapping[str, Mapping[str, jax.Array]] | None = None,
 ) -> Decoder:
     """Builds the decoder from tensors that `check_tensors` has accepted.
 
     rope_frequencies: as in `Decoder`; None means that config and tensors determine them.
+    tasks: LoRA adapters of an encoder's tasks: GGUF name -> arrays of its TaskAdapters.
     """
 
     own = {tensor.name for tensor, *_ in table(config)}
@@ -96,6 +98,8 @@ def build(
     if config.kind.bidirectional:
         dense = top.get("dense", {})
         parts = {"norm": None, **top[""], "dense": Dense(**dense) if _any(dense) else None}
+        adapters = {name: TaskAdapters(**arrays) for name, arrays in (tasks or {}).items()}
+        parts["tasks"] = nnx.Dict(adapters) if adapters else None
         return Encoder(config, **parts, **common, output=None)
     per_layer = PerLayerEmbedding(**top["per_layer"]) if "per_layer" in top else None
     return Decoder(config, **top[""], **common, per_layer=per_layer)
@@ -194,6 +198,15 @@ def named_tensors(model: HasDecoder | Decoder) -> dict[str, QuantizedArray | jax
             if variable is not None:
                 tensors[f"{prefix}{tensor.gguf}.{suffix}"] = variable.get_value()
     return tensors
+
+
+def task_arrays(decoder: Decoder) -> dict[str, dict[str, jax.Array]]:
+    """Returns an encoder's adapters of tasks as `build` takes them; {} for other decoders."""
+    tasks = getattr(decoder, "tasks", None) or {}
+    return {
+        name: {part: getattr(adapters, part).get_value() for part in ("a", "b", "scale")}
+        for name, adapters in tasks.items()
+    }
 
 
 def _with_foreign_tensors(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:

@@ -17,14 +17,24 @@ if TYPE_CHECKING:
     from .decoder import Decoder
 
 
-def lazy_decoder(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> Parts:
-    """Returns the decoder of `tensors` as Parts; modules are built only when Parts are merged."""
+def lazy_decoder(
+    config: Config,
+    tensors: Mapping[str, QuantizedArray | jax.Array],
+    tasks: Mapping[str, Mapping[str, jax.Array]] | None = None,
+) -> Parts:
+    """Returns the decoder of `tensors` as Parts; modules are built only when Parts are merged.
+
+    tasks: adapters of an encoder's tasks, as in `build`.
+    """
     held = {
         name: tensor if len(tensor.shape) > 1 else float_array(tensor)
         for name, tensor in tensors.items()
     }
     frequencies = rope.tables(config.ropes, held)
-    state = {"tensors": held, "rope_frequencies": [jax.device_put(f) for f in frequencies]}
+    state: dict[str, Any] = {"tensors": held}
+    state["rope_frequencies"] = [jax.device_put(f) for f in frequencies]
+    if tasks:
+        state["tasks"] = tasks
 
     def merge(state: dict[str, Any]) -> Decoder:
         from .build import build

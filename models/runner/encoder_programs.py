@@ -16,8 +16,8 @@ from .programs import Program, Weights
 class EncodeTexts(Program):
     """Computes the vectors of texts with an encoder.
 
-    (weights, tokens int32 (rows, time), lengths int32 (rows,), seconds int32 (rows,)) -> float32
-    (rows, hidden_size), or (rows, time, hidden_size) without pooling. The arguments are those of
+    (weights, tokens int32 (rows, time), lengths, seconds and tasks int32 (rows,)) -> float32 (rows,
+    hidden_size), or (rows, time, hidden_size) without pooling. The arguments are those of
     `Encoder.encode`.
 
     Attributes:
@@ -29,10 +29,15 @@ class EncodeTexts(Program):
     dense: bool = True
 
     def __call__(
-        self, weights: Weights, tokens: jax.Array, lengths: jax.Array, seconds: jax.Array
+        self,
+        weights: Weights,
+        tokens: jax.Array,
+        lengths: jax.Array,
+        seconds: jax.Array,
+        tasks: jax.Array,
     ) -> jax.Array:
         encoder: Any = self._decoder(weights)
-        rows = [self._rows(array) for array in (tokens, lengths, seconds)]
+        rows = [self._rows(array) for array in (tokens, lengths, seconds, tasks)]
         x = pooled(encoder.encode(*rows), rows[1], self.pooling)
         if self.dense and encoder.dense is not None and self.pooling != "none":
             x = encoder.dense(x)

@@ -13,7 +13,7 @@ from jax_q4k.cache import compiled_files
 
 from ..kv_cache import PagedCache
 from .model import Model
-from .programs import CUDA_COMPILER_OPTIONS, Weights
+from .programs import Weights, compiler_options
 
 _NAME = "decode step, version 1"
 
@@ -103,7 +103,7 @@ def compile_step(
         name=_NAME,
         model=model.network.fingerprint(),
         shapes=_shapes(arguments),
-        cuda_options=CUDA_COMPILER_OPTIONS,
+        cuda_options=compiler_options(on_gpu=True),
     )
     compiled_files.write(path, header, body)
     return len(body)

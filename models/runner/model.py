@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_q4k import gguf
+from jax_q4k import current_selection, gguf
 
 from ..config import Config
 from ..network.parts import Parts, split
@@ -24,7 +24,7 @@ from ..support.buckets import bucket, fine_bucket
 from ..support.lru_cache import LRUCache
 from ..support.warn import warn
 from ..tokenizer import Tokenizer
-from .programs import Decode, Network
+from .programs import Decode, Network, compiler_options
 
 if TYPE_CHECKING:
     from jax_q4k.cache.program_cache import ProgramCache
@@ -55,6 +55,9 @@ class Model:
       ready: LRU cache of compiled programs, keyed by everything that they depend on.
       stage_sets: sampling stages that programs have been compiled for.
       program_cache: on-disk cache of compiled generation programs; None means memory only.
+      tasks: tasks of an embedding model that have adapters: name -> prompt before texts.
+      fused: names of the fused tensors, such as blk.0.attn_qkv.weight, in the GGUF file that the
+        model comes from; None without a file, which fuses what its architecture's files fuse.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Model:
         tokenizer: Tokenizer | None = None,
         metadata: Mapping[str, Any] | None = None,
         placement: Placement | None = None,
+        tasks: Mapping[str, str] | None = None,
     ) -> None:
         """Splits the decoder, and completes `metadata`.
 
@@ -71,6 +75,7 @@ class Model:
         parts = decoder if isinstance(decoder, Parts) else split(decoder)
         self.config: Config = parts.config
         self.tokenizer = tokenizer
+        self.tasks: Mapping[str, str] = dict(tasks or {})
         self.metadata = gguf.Metadata(metadata)
         if "general.architecture" not in self.metadata:
             self.metadata = gguf.Metadata({**self.config.to_metadata(), **self.metadata})
@@ -91,12 +96,18 @@ class Model:
         fingerprint = functools.cache(functools.partial(_fingerprint, self.config, *about))
         self.network = Network(self.config, merge, fingerprint, self._on_gpu(), placement)
         self.program_cache: ProgramCache | None = None
+        self.fused: frozenset[str] | None = None
         self.ready = LRUCache(MOST_PROGRAMS)
         self.stage_sets = SharedStages()
         rows = (lambda x: x) if placement is None else placement.shard_rows
 
+        on_gpu = self.network.on_gpu
+
         def full_pass() -> Any:
-            return jax.jit(lambda weights, tokens, *rest: merge(weights)(rows(tokens), *rest))
+            return jax.jit(
+                lambda weights, tokens, *rest: merge(weights)(rows(tokens), *rest),
+                compiler_options=compiler_options(on_gpu=on_gpu),
+            )
 
         self._full_pass = full_pass
 
@@ -152,7 +163,8 @@ class Model:
         padded[:, :time] = array
         args = self.put((padded, np.full(batch, time, np.int32)))
         with self.on_devices():
-            full_pass = self.ready.get(("logits", padded.shape), self._full_pass)
+            key = "logits", padded.shape, current_selection().graphs
+            full_pass = self.ready.get(key, self._full_pass)
             return _first(full_pass(self.weights, *args), time)
 
     def put(self, arrays: Any) -> Any:
@@ -195,10 +207,11 @@ class Model:
                 f"{name} holds token id {wrong[0]}; ids must be 0 to {self.config.vocab_size - 1}"
             )
 
-    @functools.cached_property
+    @property
     def decode_step(self) -> Any:
         """Jitted (weights, token (batch,), cache) -> logits, cache; it donates the cache."""
-        return Decode(self.network).jitted()
+        key = "decode step", current_selection().graphs
+        return self.ready.get(key, Decode(self.network).jitted)
 
     def _on_gpu(self) -> bool:
         # abstract weights have no devices
@@ -243,7 +256,7 @@ class Model:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies the decoder without programs, which are compiled again."""
-        return type(self), (self.decoder(), self.tokenizer, self.metadata)
+        return type(self), (self.decoder(), self.tokenizer, self.metadata, None, self.tasks)
 
     if not TYPE_CHECKING:  # type checkers know the attributes
 

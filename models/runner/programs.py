@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jax_q4k import current_selection
+
 from ..config import Config
 from ..kv_cache import PagedCache
 from ..sharding.placement import Placement
@@ -28,6 +30,20 @@ CUDA_COMPILER_OPTIONS: dict[str, str] = {
     "xla_gpu_graph_min_graph_size": "1",
     "xla_gpu_enable_triton_gemm": "False",
 }
+
+#: Turns XLA's CUDA graphs off.
+_NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
+
+
+def compiler_options(*, on_gpu: bool) -> dict[str, str] | None:
+    """Returns XLA's options for a model's programs; None means the defaults.
+
+    `jq.implementation(graphs=False)` around the call turns CUDA graphs off.
+    """
+    if not on_gpu:
+        return None
+    return CUDA_COMPILER_OPTIONS | ({} if current_selection().graphs else _NO_GRAPHS)
+
 
 #: Weights of a model, alone or first in a tuple.
 Weights = Any
@@ -109,7 +125,7 @@ class Program:
         return jax.jit(
             function,
             donate_argnums=self.donated,
-            compiler_options=CUDA_COMPILER_OPTIONS if self.network.on_gpu else None,
+            compiler_options=compiler_options(on_gpu=self.network.on_gpu),
             keep_unused=keep_unused,
             out_shardings=shardings,
         )

@@ -12,7 +12,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..engine.arguments import embedding_settings
+from ..engine.arguments import embedding_settings, task_number, with_prompt
 from ..engine.encoder_engine import EncoderEngine
 from ..engine.encoding import Text, Vectors
 from ..engine.prompt_results import normalized
@@ -32,12 +32,14 @@ class Embeddings(msgspec.Struct, kw_only=True):
       input: a text, texts, ids, or lists of ids.
       encoding_format: numbers, or base64 of little-endian float32.
       dimensions: number of first elements to return, of length 1 again; None means all.
+      task: one of the model's tasks, whose adapter and prompt apply, as in Jina's API.
     """
 
     input: str | list[Any]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
+    task: str | None = None
     user: str | None = None
 
 
@@ -49,12 +51,17 @@ async def create(request: Request) -> Response:
     if service.adapter_of(body.model) is not None:
         raise ApiError(400, "embeddings are the model's, not an adapter's", param="model")
     check_number("dimensions", body.dimensions, 1, engine.model.config.hidden_size)
-    rows = await prompts_of(service, body.input, "input", add_end=True)
+    try:
+        task = task_number(engine.model, body.task)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="task") from None
+    given = with_prompt(engine.model, body.task, body.input)
+    rows = await prompts_of(service, given, "input", add_end=True)
     context = engine.stats().max_context
     if (longest := max(map(len, rows))) > context:
         message = f"input has {longest} tokens; the context length is {context}"
         raise ApiError(400, message, param="input", code="context_length_exceeded")
-    texts = [Text(np.array(row, np.int32)) for row in rows]
+    texts = [Text(np.array(row, np.int32), task=task) for row in rows]
     vectors = await vectors_of(request, service, texts, normalize=True)
     data = [
         {"object": "embedding", "index": i, "embedding": _encoded(_cut(vector, body), body)}

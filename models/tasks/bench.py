@@ -21,7 +21,7 @@ import jax_q4k as jq
 from ..engine.session import PIECE
 from ..kv_cache import PagedCache
 from ..runner.model import Model
-from ..runner.programs import CUDA_COMPILER_OPTIONS
+from ..runner.programs import compiler_options
 from ..support.buckets import bucket
 
 
@@ -97,7 +97,7 @@ class _Bench:
     def __init__(self, model: Model, test: Test, dtype: Any, rng: np.random.Generator) -> None:
         self.model, self.test, self.dtype, self.rng = model, test, dtype, rng
         on_gpu = next(iter(model.weights[0].devices())).platform == "gpu"
-        options = CUDA_COMPILER_OPTIONS if on_gpu else None
+        options = compiler_options(on_gpu=on_gpu)
 
         def jit(program: Callable[..., Any]) -> Any:
             return jax.jit(program, donate_argnames="cache", compiler_options=options)

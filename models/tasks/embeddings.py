@@ -20,6 +20,7 @@ def embed(
     *,
     pooling: str | None = None,
     normalize: bool | None = None,
+    task: str | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Any:
     """Computes embeddings of texts, float32 (rows, hidden_size), from the final norm's output.
@@ -35,6 +36,8 @@ def embed(
         pooling (`pooling_type`, or a folder's 1_Pooling), by default "mean".
       normalize: divides vectors by their length, except those of length 0. None means what the
         model's folder says (modules.json).
+      task: one of `model.tasks`, such as "retrieval.query": its adapter applies, and its prompt
+        goes before texts, not before ids. None means the base weights.
       progress: called with (texts done, number of texts).
 
     Returns:
@@ -43,13 +46,13 @@ def embed(
 
     Raises:
       ValueError: no texts, a text without tokens or beyond the context length, an id outside the
-        vocabulary, a string but no tokenizer, an unknown pooling, or an unsupported one in the
-        model's file. TypeError: texts of another type.
+        vocabulary, a string but no tokenizer, an unknown task or pooling, or an unsupported one in
+        the model's file. TypeError: texts of another type.
         All are raised before any computation.
     """
     pooling, normalize = embedding_settings(model, pooling, normalize)
-    rows, single = embedding_rows(model, texts, model.config.context_length)
-    found = vectors_of_rows(model, [Text(ids) for ids in rows], pooling, normalize, progress)
+    rows, single = embedding_rows(model, texts, model.config.context_length, task)
+    found = vectors_of_rows(model, rows, pooling, normalize, progress)
     if single:
         return found[0]
     return found if pooling == "none" else np.stack(found)

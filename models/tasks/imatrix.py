@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import jax
 import numpy as np
 
 from jax_q4k import current_selection
 
-from ..config import Config
-from ..config.fused_names import fused_names
+from ..config.fused_names import fused_names, parts_of
 from ..config.tensors import expected_tensors
 from ..network.observing import present_matrices
 from ..runner.imatrix import ImportanceMatrix, SquareSums
@@ -102,7 +101,7 @@ def collected(
         with programs.context(), jax.transfer_guard_device_to_host("allow"):
             sums = programs.ready(program, tokens)(programs.weights, tokens)
             arrays = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
-        new = _in_file(model.config, arrays)
+        new = _in_file(model, arrays)
         for name, of_tensor in new.items():
             if not np.isfinite(of_tensor[0]).all():
                 raise ValueError(
@@ -120,19 +119,25 @@ def collected(
 
 
 def _in_file(
-    config: Config, found: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    model: Model, found: Mapping[str, tuple[np.ndarray, np.ndarray]]
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Returns sums and counts as in llama.cpp's files, by the names of tensors there.
 
     The parts of a fused tensor have the same inputs, and become one entry. Matrices of heads become
     one row.
     """
+    config = model.config
     expected, entries = expected_tensors(config), {}
     for name, (sums, counts) in found.items():
         if sums.ndim == 2 and "experts" not in expected[name].entry.shape.split():
             sums, counts = sums.reshape(-1), counts[0]  # every token uses every head
         entries[name] = sums, np.atleast_1d(counts)
-    for fused, parts in fused_names(config, entries):
+    fused_parts: Iterable[tuple[str, tuple[str, ...]]] = fused_names(config, entries)
+    if model.fused is not None:
+        fused_parts = [(name, parts_of(config, name)) for name in model.fused]
+    for fused, parts in fused_parts:
+        if not all(part in entries for part in parts):
+            continue
         of_parts = [entries.pop(part) for part in parts]
         entries[fused] = of_parts[0]
     return entries

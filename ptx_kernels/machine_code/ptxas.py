@@ -246,6 +246,7 @@ MULTIPROCESSORS = {
         warps=32, blocks=16, shared_splits=(32 << 10, 64 << 10), reserved_bytes=0
     ),
     "sm_80": Multiprocessor(warps=64, blocks=32, shared_splits=_SPLITS[:8]),
+    "sm_86": Multiprocessor(warps=48, blocks=16, shared_splits=_SPLITS[:6]),
     "sm_89": Multiprocessor(warps=48, blocks=24, shared_splits=_SPLITS[:6]),
     "sm_90": Multiprocessor(warps=64, blocks=32, shared_splits=_SPLITS),
     "sm_100": Multiprocessor(warps=64, blocks=32, shared_splits=_SPLITS),

@@ -87,6 +87,11 @@ def test_a_dry_run_goes_to_the_end(tmp_path):
     kernels = [name for name, *_ in gpu_kernels.all_timed(SMALL)]
     assert [kernel["name"] for kernel in found["kernels"]] == kernels
     assert found["models"][0]["tokens"] == 8 and found["models_skipped"]
+    switches = [one["name"].removeprefix("small, on the CPU, ") for one in found["switches"]]
+    assert switches == [
+        *("graphs=False", "clusters=False", "prefetch=False"),
+        *("decoded_products=True", "decoded_products=False"),
+    ]
     assert "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT" in found["xla_flags"]
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 

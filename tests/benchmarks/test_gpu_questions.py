@@ -9,14 +9,14 @@ import pytest
 
 from benchmarks import gpu_questions, module_loads
 from benchmarks.gpu_predictions import Predictions
-from benchmarks.gpu_questions import QUESTIONS, Bench, cluster_barriers, cluster_ring, empty
+from benchmarks.gpu_questions import QUESTIONS, Bench, empty
 from benchmarks.gpu_sizes import FULL, SMALL
 from benchmarks.module_loads import Loads, measure_loads
-from ptx_kernels import simulator
 from ptx_kernels.driver import Timing
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import PRESETS
 from ptx_kernels.machine_code.ptxas import assemble_all
+from ptx_kernels.probes import cluster_barriers, cluster_ring
 from ptx_kernels.simulated_cuda import SimulatedDevice
 
 
@@ -74,15 +74,6 @@ def test_a_barriers_time_is_without_the_kernels():
     assert [*found.measured["seconds_per_barrier"]] == ["2", "4", "8"]
     assert [*found.measured["seconds_per_barrier"].values()] == pytest.approx([0.25e-6] * 3)
     assert "take" in found.line and "0.25 us of 8 blocks (model: 0.20 us)" in found.line
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("cluster, turns", [(2, 1), (4, 3), (8, 9)])
-def test_the_ring_goes_round(cluster, turns, seed):
-    shape = dict(blocks=16, cluster=cluster, turns=turns)
-    with simulator.perturbation(seed):
-        (got,) = simulator.run(cluster_ring(**shape))
-    np.testing.assert_array_equal(got, gpu_questions._ring_result(**shape))
 
 
 def test_a_cluster_that_reads_wrong_numbers_is_no_answer(monkeypatch):

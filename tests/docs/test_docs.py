@@ -46,6 +46,7 @@ NOT_RUN = {
     ("docs/clients.md", "import litellm"): "needs a server",
     ("docs/devices.md", "jax.distributed.initialize()"): "needs several processes",
     ("docs/embeddings.md", "with models.EncoderEngine"): "needs a file of an encoder",
+    ("docs/embeddings.md", 'model = models.load("jina'): "needs the folder of a model",
     ("docs/embeddings.md", "reranker = models.load"): "needs a file of a reranker",
     ("docs/files.md", "jax-q4k generate NAME-00001-of-00003.gguf"): "needs files of a split model",
     ("docs/files.md", "jax-q4k chat Qwen/Qwen2.5-0.5B-Instruct-GGUF"): "needs a network",

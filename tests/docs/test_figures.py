@@ -19,7 +19,7 @@ from ptx_kernels.devices import REFERENCE
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import PRESETS
 from ptx_kernels.machine_code.accesses import accesses
-from tools import event_model
+from tools import cards, event_model
 from tools.random_model import LLAMA_3_1_8B
 
 statements = Statements()
@@ -353,6 +353,24 @@ def half_sectors():
     through_l2 = excess * measured["bytes"] / REFERENCE.l2_bandwidth
     shown = f"{excess:.1f} {1e6 * through_l2:.1f} {1e6 * measured['seconds']:.1f}"
     assert shown == "2.0 24.0 19.9"
+
+
+@says(PREDICTIONS, "`python -m tools.cards` predicts a step of one sequence of Llama 3.1 8B")
+def other_gpus():
+    found = results("cards")["cards"]
+    assert {one["name"]: one["published"] for one in found} == {
+        name: cards.PUBLISHED.get(name) for name in (*cards.OTHERS, *cards.PUBLISHED)
+    }
+    assert cards.SOURCE in (ROOT / PREDICTIONS).read_text()
+    rows = table(PREDICTIONS, "| GPU | predicted")
+    assert rows == [
+        [
+            one["name"],
+            f"{one['predicted']:.0f}",
+            "" if one["published"] is None else f"{one['published']:.0f}",
+        ]
+        for one in sorted(found, key=lambda one: one["predicted"])
+    ]
 
 
 @says("docs/kernel-tables.md", "took from 0.4 to 1.9 times as long as predicted")

@@ -31,12 +31,20 @@ NO_OPERATIONS = {
 }
 
 
+#: Operations whose transforms quick tests reach by others: of the router and experts by `route` and
+#: `expert_mlp`, of the delta rule by `gated_delta_rule` and its own tests.
+LARGE = ("routed_mlp", "gated_delta_rule in chunks", "gated_delta_step")
+
+
 def each(names):
     """Parametrizes over cases; the module scope makes pytest run a case's tests in sequence."""
     return pytest.mark.parametrize("name", names, scope="module")
 
 
-@pytest.mark.slow("compiles each operation for each implementation", quick=["*-first"])
+@pytest.mark.slow(
+    "compiles each operation for each implementation",
+    quick=[f"{name}-*-first" for name in CASES if name not in LARGE],
+)
 @pytest.mark.parametrize(
     "implementation, dtype, part",
     [pytest.param(*run, marks=NATIVE.marks if run[0] == "native" else ()) for run in RUNS],
@@ -62,6 +70,7 @@ def test_supported_transforms_are_right(name, implementation, dtype, part, pytes
     assert not wrong
 
 
+@pytest.mark.slow("lowers each transform", quick=[name for name in CASES if name not in LARGE])
 @each(CASES)
 def test_kernels_for_cuda(name):
     """Lowers each transform's program, which must contain the operation's kernels, if any."""

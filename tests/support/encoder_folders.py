@@ -1,11 +1,13 @@
 """Folders of encoders as their publishers lay them out, with the tensors of `encoders`."""
 
 import json
+import shutil
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from . import encoders
+from .paths import DATA
 
 #: Kind -> its name in a checkpoint for each GGUF name within a layer.
 LAYER = {
@@ -205,3 +207,77 @@ def write(folder, kind, **changes):
         stored[f"{where}.{suffix}"] = np.ascontiguousarray(value)
     save_file(stored, folder / "model.safetensors")
     return held
+
+
+#: Module of jina-embeddings-v3's publisher -> its GGUF name, of a layer or of the whole.
+_JINA_V3 = {
+    "mixer.Wqkv": "attn_qkv",
+    "mixer.out_proj": "attn_output",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+    "norm1": "attn_output_norm",
+    "norm2": "layer_output_norm",
+}
+_JINA_V3_TOP = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "emb_ln": "token_embd_norm",
+}
+
+
+def write_with_tasks(folder, prompts, *, alpha=2.0, rank=4):
+    """Writes a folder of jina-embeddings-v3 as published, with random adapters of tasks.
+
+    prompts: name of each task -> its prompt. Returns the weights as in a GGUF file and, for each
+    task, those with its adapter merged in float64.
+    """
+    held = encoders.tensors("jina-bert-v3")
+    rng, count = np.random.default_rng(5), len(prompts)
+    merged = [{name: value.astype(np.float64) for name, value in held.items()} for _ in prompts]
+    names = {f"roberta.{module}": name for module, name in _JINA_V3_TOP.items()}
+    for i in range(encoders.LAYERS["jina-bert-v3"]):
+        module = f"roberta.encoder.layers.{i}."
+        names |= {module + ending: f"blk.{i}.{name}" for ending, name in _JINA_V3.items()}
+    stored = {"roberta.pooler.dense.bias": np.zeros(encoders.HIDDEN, np.float32)}
+    for module, name in names.items():
+        if f"{name}.bias" in held:
+            stored[f"{module}.bias"] = held[f"{name}.bias"]
+        weight = held[f"{name}.weight"]
+        if weight.ndim == 1:
+            stored[f"{module}.weight"] = weight
+            continue
+        stored[f"{module}.parametrizations.weight.original"] = weight
+        n, k = weight.shape
+        shapes = (count, rank, k), (count, n, rank)
+        if "embeddings" in module:
+            shapes = (count, n, rank), (count, rank, k)
+        a, b = (rng.standard_normal(shape).astype(np.float32) / 4 for shape in shapes)
+        stored[f"{module}.parametrizations.weight.0.lora_A"] = a
+        stored[f"{module}.parametrizations.weight.0.lora_B"] = b
+        for task, weights in enumerate(merged):
+            first, second = a[task].astype(np.float64), b[task].astype(np.float64)
+            product = first @ second if "embeddings" in module else second @ first
+            weights[f"{name}.weight"] += alpha / rank * product
+    save_file(stored, folder / "model.safetensors")
+    source = DATA / "encoders/jina-bert-v3"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, folder)
+    config = json.loads((source / "config.json").read_text()) | {
+        "architectures": ["XLMRobertaModel"],
+        "model_type": "xlm-roberta",
+        "hidden_size": encoders.HIDDEN,
+        "intermediate_size": encoders.INNER,
+        "layer_norm_eps": encoders.EPS,
+        "max_position_embeddings": encoders.CONTEXT + 2,
+        "type_vocab_size": 2,
+        "vocab_size": len(held["token_embd.weight"]),
+        "position_embedding_type": "rotary",
+        "rotary_emb_base": 20000.0,
+        "lora_adaptations": list(prompts),
+        "lora_alpha": alpha,
+        "lora_rank": rank,
+        "task_instructions": prompts,
+    }
+    del config["rope_parameters"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return held, dict(zip(prompts, merged, strict=True))

@@ -100,14 +100,26 @@ const char* jax_q4k_compiled() {
   static const std::string names = jax_q4k::names();
   return names.c_str();
 }
-// Quantizes blocks of floats by the quantizer of that format; see `FloatBlocks`. Returns 0 if a value is NaN or too large, 1
-// if all blocks are quantized, -1 if there is no such quantizer.
-int jax_q4k_quantize(const char* format, const float* x, const float* importance, int64_t blocks, int64_t first, int64_t period,
-                     float largest, uint8_t* packed) {
-  const auto* name = std::find(std::begin(jax_q4k::kQuantizerNames), std::end(jax_q4k::kQuantizerNames), format);
-  if (name == std::end(jax_q4k::kQuantizerNames)) return -1;
-  const jax_q4k::FloatBlocks s = {x, importance, blocks, first, period, largest, packed};
-  return jax_q4k::quantizers->quantize[name - std::begin(jax_q4k::kQuantizerNames)](s);
+// Quantizes blocks of floats, f16 or bf16 by the quantizer of that format; see `FloatBlocks`. Returns 0 if a value is NaN or too
+// large, 1 if all blocks are quantized, -1 if there is no such quantizer.
+int jax_q4k_quantize(const char* format, const void* x, int32_t type, int64_t block, const float* importance, int64_t blocks,
+                     int64_t first, int64_t period, float largest, uint8_t* packed, int64_t block_bytes) {
+  using namespace jax_q4k;
+  const auto* name = std::find(std::begin(kQuantizerNames), std::end(kQuantizerNames), format);
+  if (name == std::end(kQuantizerNames)) return -1;
+  const auto quantize = quantizers->quantize[name - std::begin(kQuantizerNames)];
+  FloatBlocks s = {static_cast<const float*>(x), importance, blocks, first, period, largest, packed};
+  const auto from = static_cast<FloatType>(type);
+  if (from == FloatType::kF32) return quantize(s);
+  alignas(64) float values[16 * 256];  // sixteen of the largest blocks; stays in L1
+  const int64_t step = static_cast<int64_t>(std::size(values)) / block;
+  s.x = values;
+  for (int64_t at = 0; at < blocks; at += step) {
+    s.blocks = std::min(step, blocks - at), s.first = first + at, s.packed = packed + at * block_bytes;
+    quantizers->to_floats(from, static_cast<const uint16_t*>(x) + at * block, s.blocks * block, values);
+    if (!quantize(s)) return 0;
+  }
+  return 1;
 }
 // Memory of the codebooks, for Python to fill in, and its size.
 void* jax_q4k_code_books() { return &jax_q4k::code_books; }

@@ -161,22 +161,22 @@ JAX_Q4K_INLINE float fp4_error(const float* magnitude, const float* weight, floa
   return sum(error);
 }
 
-// Packs codes of fp4 values: the first half in low nibbles, the last half in high ones.
+// Codes of eight fp4 values: indices of 0, 1, 2, 3, 4, 6, 8, 12, plus 8 for negative ones.
+JAX_Q4K_INLINE Eight fp4_codes(const float* x, const float* magnitude, float inverse) {
+  const Eight zero = Eight::all(0), value = nearest_fp4(smaller(Eight::load(magnitude) * Eight::all(inverse), Eight::all(16)));
+  const Eight code = smaller(smaller(value, value * Eight::all(0.5f) + Eight::all(2)), Eight::all(7));
+  return code + where_less(Eight::load(x), zero, where_less(zero, code, Eight::all(8), zero), zero);
+}
+// Packs the codes of kValues values: the first half in low nibbles, the last half in high ones.
 template <int kValues>
 JAX_Q4K_INLINE void pack_fp4(const float* x, const float* magnitude, float inverse, uint8_t* packed) {
-  uint8_t codes[kValues];
-  for (int i = 0; i < kValues; i += 8) {
-    int32_t lanes[8];
-    float rounded[8];
-    nearest_fp4(smaller(Eight::load(magnitude + i) * Eight::all(inverse), Eight::all(16))).store(rounded);
-    for (int j = 0; j < 8; ++j) {
-      const int32_t value = static_cast<int32_t>(rounded[j]), above = (value + 4) / 2;
-      lanes[j] = value <= 4 ? value : above < 7 ? above : 7;  // index of 0, 1, 2, 3, 4, 6, 8, 12
-      lanes[j] |= x[i + j] < 0 && value > 0 ? 8 : 0;
-    }
-    for (int j = 0; j < 8; ++j) codes[i + j] = static_cast<uint8_t>(lanes[j]);
+  constexpr int kHalf = kValues / 2;
+  float bytes[kHalf];
+  for (int i = 0; i < kHalf; i += 8) {
+    const Eight high = fp4_codes(x + kHalf + i, magnitude + kHalf + i, inverse);
+    (fp4_codes(x + i, magnitude + i, inverse) + Eight::all(16) * high).store(bytes + i);
   }
-  for (int j = 0; j < kValues / 2; ++j) packed[j] = static_cast<uint8_t>(codes[j] | codes[j + kValues / 2] << 4);
+  for (int i = 0; i < kHalf; ++i) packed[i] = static_cast<uint8_t>(static_cast<int32_t>(bytes[i]));
 }
 
 // Half the value of a scale's code, fp8 e4m3 without a sign.
@@ -337,9 +337,67 @@ bool quantize_Q6_K(const FloatBlocks& s) {
   });
 }
 
+JAX_Q4K_INLINE void store_lanes(const Floats& x, float* to) { x.store(to); }
+template <class T>
+JAX_Q4K_INLINE void store_lanes(const Floats& x, T* to) {
+  float lanes[kLanes];
+  x.store(lanes);
+  for (int i = 0; i < kLanes; ++i) from_float(lanes[i], to + i);
+}
+#if defined(__F16C__)
+JAX_Q4K_INLINE void store_lanes(const Floats& x, Half* to) {
+  float lanes[kLanes];
+  x.store(lanes);
+  for (int i = 0; i < 2; ++i) {
+    const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(lanes + 8 * i), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 8 * i), halves);
+  }
+}
+#endif
+
+// Rounds floats to another type.
+template <class T>
+bool round_to(const FloatBlocks& s) {
+  T* to = reinterpret_cast<T*>(s.packed);
+  Floats most = Floats::all(0), nan = most;
+  auto sixteen = [&](const float* from, T* into) __attribute__((always_inline)) {
+    const Floats x = Floats::load(from);
+    most = larger(most, magnitude(x)), nan = nan + x * Floats::all(0);
+    store_lanes(x, into);
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= s.blocks; i += kLanes) sixteen(s.x + i, to + i);
+  if (i < s.blocks) {
+    float rest[kLanes] = {};
+    T rounded[kLanes];
+    std::memcpy(rest, s.x + i, (s.blocks - i) * sizeof(float));
+    sixteen(rest, rounded);
+    std::memcpy(to + i, rounded, (s.blocks - i) * sizeof(T));
+  }
+  float greatest[kLanes], total[kLanes];
+  most.store(greatest), nan.store(total);
+  for (int lane = 0; lane < kLanes; ++lane)
+    if (!(greatest[lane] <= s.largest) || std::isnan(total[lane])) return false;
+  return true;
+}
+bool quantize_F32(const FloatBlocks& s) { return round_to<float>(s); }
+bool quantize_F16(const FloatBlocks& s) { return round_to<Half>(s); }
+bool quantize_BF16(const FloatBlocks& s) { return round_to<Bf16>(s); }
+
+template <class T>
+void converted(const T* from, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) load_lanes(from + i).store(to + i);
+  for (; i < count; ++i) to[i] = to_float(from[i]);
+}
+void to_floats(FloatType type, const void* from, int64_t count, float* to) {
+  if (type == FloatType::kF16) converted(static_cast<const Half*>(from), count, to);
+  if (type == FloatType::kBf16) converted(static_cast<const Bf16*>(from), count, to);
+}
+
 }  // namespace
 
 #define JAX_Q4K_QUANTIZE(name) quantize_##name,
-const Quantizers JAX_Q4K_QUANTIZER_SET = {{JAX_Q4K_QUANTIZERS(JAX_Q4K_QUANTIZE)}};
+const Quantizers JAX_Q4K_QUANTIZER_SET = {to_floats, {JAX_Q4K_QUANTIZERS(JAX_Q4K_QUANTIZE)}};
 
 }  // namespace jax_q4k

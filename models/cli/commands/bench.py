@@ -26,6 +26,8 @@ from ..options import (
     add_cache_dtype,
     add_implementation,
     add_no_cache,
+    implementation_arguments,
+    implementation_of,
 )
 from ..output import UsageError, devices, load_model, printable, table_console
 
@@ -145,8 +147,7 @@ def _in_a_process(
         option = {"prompt": "n-prompt", "new": "n-gen", "depth": "n-depth"}.get(name, name)
         command += [f"--{option}", ",".join(map(str, getattr(options, name)))]
     command += ["--cache-dtype", options.cache_dtype]
-    command += ["--implementation", options.implementation] if options.implementation else []
-    command += [] if options.clusters else ["--no-clusters"]
+    command += implementation_arguments(options)
     command += [] if options.keeps_programs else ["--no-cache"]
     environment = os.environ | {THREADS: str(threads)}
     with (
@@ -170,7 +171,7 @@ def _measured(
     try:
         for test in tests:
             bench.check(model, test)
-        with jq.implementation(options.implementation, clusters=options.clusters):
+        with implementation_of(options):
             for test in tests:
                 with _status(test.name, notes):
                     speeds.append(bench.measure(model, test, repetitions, options.cache_dtype))

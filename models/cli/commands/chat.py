@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
-import jax_q4k as jq
 from jax_q4k import models
 
 from ...sampling import Sampling
@@ -23,7 +22,7 @@ from .. import interrupts
 from ..answers import AnswerWriter
 from ..arguments import add_model
 from ..lines import line_reader, read_message
-from ..options import add_running, add_sampling, sampling_of
+from ..options import add_running, add_sampling, implementation_of, sampling_of
 from ..output import (
     UsageError,
     load_model,
@@ -79,7 +78,7 @@ def _chat(options: argparse.Namespace, notes: Console) -> int:
     conversation = models.Conversation(model, options.system, variables=template_variables(options))
     session = Session(conversation, sampling, running, notes)
     session.shows_thoughts = options.show_thinking
-    with jq.implementation(options.implementation, clusters=options.clusters):
+    with implementation_of(options):
         return session.run()
 
 

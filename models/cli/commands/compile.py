@@ -8,12 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.cache.targets import TARGETS
 
 from ..arguments import add_model
-from ..options import add_cache_dtype, add_implementation
+from ..options import add_cache_dtype, add_implementation, implementation_of
 from ..output import UsageError, load_model, printable
 
 
@@ -40,7 +39,7 @@ def _compile(options: argparse.Namespace, notes: Console) -> None:
     model = load_model(options.model, notes)
     names = "target", "batch", "context", "cache_dtype"
     fields = {name: getattr(options, name) for name in names}
-    with jq.implementation(options.implementation, clusters=options.clusters):
+    with implementation_of(options):
         try:
             size = models.compile_step(model, options.output, **fields)
         except ValueError as error:

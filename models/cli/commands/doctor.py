@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.metadata
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,10 @@ from rich.table import Table
 
 import jax_q4k as jq
 
-from ..output import devices, table_console
+from ..gpu_checks.checks import CHECKS
+from ..gpu_checks.report import run_checks
+from ..gpu_checks.results import failed
+from ..output import UsageError, devices, table_console
 
 BROKEN = 1
 _PACKAGES = ("jax", "jaxlib", "numpy", "flax")
@@ -43,9 +48,49 @@ def add_parser(commands: Any) -> None:
         "more. Exit code 1: something is broken.",
     )
     parser.set_defaults(command=_doctor)
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="run every kernel of the demo model on the GPU, compare with plain JAX, and print a "
+        "report to paste",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="with --gpu: without a GPU, by the simulator"
+    )
+    parser.add_argument("--gpu-check", choices=CHECKS, metavar="NAME", help=argparse.SUPPRESS)
 
 
 def _doctor(options: argparse.Namespace, notes: Console) -> int:
+    if options.gpu_check:
+        return _run_check(options.gpu_check, options.dry_run)
+    if options.gpu:
+        return _check_gpu(options.dry_run)
+    if options.dry_run:
+        raise UsageError("--dry-run is for --gpu")
+    return _overview(notes)
+
+
+def _check_gpu(dry_run: bool) -> int:
+    if not dry_run and not jq.environment.cuda_devices():
+        raise UsageError(
+            f"no GPU to check: {jq.environment.cuda_driver()}; --dry-run runs the checks in the "
+            "simulator"
+        )
+    return 0 if run_checks(dry_run, functools.partial(print, flush=True)) else BROKEN
+
+
+def _run_check(name: str, simulated: bool) -> int:
+    """Runs one check in this process and prints its result as JSON."""
+    try:
+        result = CHECKS[name].run(simulated, functools.partial(print, file=sys.stderr, flush=True))
+    except Exception as error:
+        traceback.print_exc()
+        result = failed(f"{type(error).__name__}: {error}")
+    print(result.as_json(), flush=True)
+    os._exit(0)  # after a fault of the device, objects that use it cannot be freed
+
+
+def _overview(notes: Console) -> int:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

@@ -9,12 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 
-import jax_q4k as jq
 from jax_q4k import models
 
 from ...config.pooling import POOLINGS
 from ..arguments import add_model
-from ..options import add_devices, add_implementation, add_no_cache
+from ..options import add_devices, add_implementation, add_no_cache, implementation_of
 from ..output import UsageError, load_model, progress
 from ..prompts import is_piped, read_up_to
 
@@ -45,6 +44,11 @@ def add_parser(commands: Any) -> None:
         "default: the model file's, else mean",
     )
     parser.add_argument(
+        "--task",
+        metavar="TASK",
+        help="task whose adapter and prompt apply, such as retrieval.query; default: none",
+    )
+    parser.add_argument(
         "--normalize",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -60,7 +64,7 @@ def _embed(options: argparse.Namespace, notes: Console) -> None:
     model = load_model(options.model, notes, options.devices)
     with (
         progress("Texts", notes, MofNCompleteColumn()) as report,
-        jq.implementation(options.implementation, clusters=options.clusters),
+        implementation_of(options),
     ):
         try:
             vectors = models.embed(
@@ -68,6 +72,7 @@ def _embed(options: argparse.Namespace, notes: Console) -> None:
                 texts,
                 pooling=options.pooling,
                 normalize=options.normalize,
+                task=options.task,
                 progress=report,
             )
         except ValueError as error:

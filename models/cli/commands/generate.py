@@ -12,19 +12,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
-import jax_q4k as jq
 from jax_q4k import models
 
 from ...sampling import Sampling
 from ..answers import AnswerWriter
 from ..arguments import add_model
 from ..clock import Clock
-from ..options import (
-    add_context_shift,
-    add_running,
-    add_sampling,
-    sampling_of,
-)
+from ..options import add_context_shift, add_running, add_sampling, implementation_of, sampling_of
 from ..output import (
     UsageError,
     load_model,
@@ -105,7 +99,7 @@ def _generate(options: argparse.Namespace, notes: Console) -> None:
     if options.chat:
         answers = [_answer(model, *pair) for pair in zip(prompts, samplings, strict=True)]
         samplings = [answer.sampling for answer in answers if answer is not None]
-    with jq.implementation(options.implementation, clusters=options.clusters):
+    with implementation_of(options):
         if len(prompts) == 1 and not (options.json or options.jsonl):
             pieces = _pieces(model, prompts[0], samplings[0], settings, notes)
             outputs = [_streamed(options, model, texts[0], pieces, answers[0], notes)]

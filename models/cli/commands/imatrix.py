@@ -13,12 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn
 
-import jax_q4k as jq
 from jax_q4k import models
 
 from .. import INTERRUPTED, interrupts
 from ..arguments import add_model
-from ..options import add_activations, add_implementation, add_no_cache
+from ..options import add_activations, add_implementation, add_no_cache, implementation_of
 from ..output import UsageError, load_model, progress, warnings_in_a_line
 from ..prompts import read_text
 
@@ -98,9 +97,7 @@ def _imatrix(options: argparse.Namespace, notes: Console) -> int | None:
         with (
             interrupts.noticing() as pressed,
             progress("Chunks", notes, MofNCompleteColumn()) as report,
-            jq.implementation(
-                options.implementation, clusters=options.clusters, activations=options.activations
-            ),
+            implementation_of(options),
         ):
             done, total = _collect(options, model, text, pressed, report, notes)
     except ValueError as error:

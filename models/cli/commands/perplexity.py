@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 
-import jax_q4k as jq
 from jax_q4k import models
 
 from ..arguments import add_model
-from ..options import add_activations, add_devices, add_implementation, add_no_cache
+from ..options import (
+    add_activations,
+    add_devices,
+    add_implementation,
+    add_no_cache,
+    implementation_of,
+)
 from ..output import UsageError, load_model, progress
 from ..prompts import read_text
 
@@ -88,9 +93,7 @@ def _perplexity(options: argparse.Namespace, notes: Console) -> None:
     found: Any
     with (
         progress("Windows", notes, MofNCompleteColumn()) as report,
-        jq.implementation(
-            options.implementation, clusters=options.clusters, activations=options.activations
-        ),
+        implementation_of(options),
     ):
         arguments: dict[str, Any] = {"context": options.context, "progress": report}
         try:

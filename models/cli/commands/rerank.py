@@ -9,11 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 
-import jax_q4k as jq
 from jax_q4k import models
 
 from ..arguments import add_model
-from ..options import add_devices, add_implementation, add_no_cache
+from ..options import add_devices, add_implementation, add_no_cache, implementation_of
 from ..output import UsageError, load_model, progress
 from .embed import given_texts
 
@@ -61,7 +60,7 @@ def _rerank(options: argparse.Namespace, notes: Console) -> None:
     model = load_model(options.model, notes, options.devices)
     with (
         progress("Documents", notes, MofNCompleteColumn()) as report,
-        jq.implementation(options.implementation, clusters=options.clusters),
+        implementation_of(options),
     ):
         try:
             ranked = models.rerank(

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
-import jax_q4k as jq
 from jax_q4k import models
 
 from ..arguments import add_model
-from ..options import NamedAdapter, add_running
+from ..options import NamedAdapter, add_running, implementation_of
 from ..output import UsageError, load_model, loaded_draft, print_error
 from ..prompts import MAX_FILE, read_text
 
@@ -137,7 +136,7 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
         model.program_cache = options.programs
         if model.config.kind.bidirectional:
             check_encoder(options)
-            with jq.implementation(options.implementation, clusters=options.clusters):
+            with implementation_of(options):
                 return models.EncoderEngine(model, max_context=options.context)
         if template is not None:
             if model.tokenizer is None:
@@ -148,7 +147,7 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
         rank = options.max_adapter_rank
         if rank is None:
             rank = max((one.rank for one in adapters), default=16)
-        with jq.implementation(options.implementation, clusters=options.clusters):
+        with implementation_of(options):
             engine = models.Engine(
                 model,
                 max_rows=options.rows,

@@ -32,13 +32,15 @@ from ...runner.model import Model
 from ...sharding.plan import Rules, plan_sharding
 from ...support.json_fields import JSONFields
 from ...support.warn import warn
-from ..gguf import with_tokenizer
+from ..gguf import warn_of_tasks, with_tokenizer
 from ..quantizing import recipes
+from ..rows import Parts, in_rows
 from . import (
     config_json,
     model_card,
     ranking,
     sentence_transformers,
+    task_adapters,
     tensor_locations,
     tokenizer_files,
 )
@@ -79,6 +81,7 @@ class CheckpointSource:
       formats: GGUF name -> block format, of the weights that keep their blocks.
       packed: GGUF name -> type, of the weights that lose precision if they are quantized again.
       nbytes: GGUF name -> bytes in the checkpoint.
+      tasks: name of each task that has an adapter -> prompt before its texts.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -109,6 +112,8 @@ class CheckpointSource:
         self.tokenizer = tokenizer_files.load(folder, fields, self.config.vocab_size, templates)
         self.model_metadata: dict[str, Any] = vectors.metadata | self.description.metadata
         self.model_metadata |= tokenizer_files.sampling(folder, fields)
+        self._task_settings = task_adapters.settings(folder, fields)
+        self.tasks = self._task_settings.prompts
         weights = Weights(location)
         for path, name in zip((vectors.dense or ())[:2], ("dense_2", "dense_3"), strict=False):
             weights.add(Path(path) / "model.safetensors", f"{name}.")
@@ -159,8 +164,11 @@ class CheckpointSource:
         """GGUF metadata, with `tokenizer.*` if the folder has a tokenizer.
 
         Warns of tokenizer settings that GGUF has no key for and most files omit, and of tensors
-        that llama.cpp does not know. Raises CheckpointError if GGUF cannot express the tokenizer.
+        that llama.cpp does not know. Warns of adapters of tasks, which a GGUF file does not hold.
+        Raises CheckpointError if GGUF cannot express the tokenizer.
         """
+        if self.tasks:
+            warn_of_tasks(self.name, self.tasks)
         apart = self.description.checkpoint.without_zeros
         own = [name for name in self._locations if self._expected[name].entry.gguf in apart]
         if own:
@@ -192,6 +200,15 @@ class CheckpointSource:
         if format is None:
             return self._with_query_factor(name, values)
         return QuantizedArray.from_gguf_bytes(values.reshape(-1), format, expected.shape)
+
+    def read_tasks(self) -> dict[str, dict[str, np.ndarray]]:
+        """Reads the adapters of `tasks`, as `network.build.build` takes them."""
+        located = self._weights, self._locations, self._expected
+        return task_adapters.read(*located, self._task_settings)
+
+    def parts(self, name: str, rows: int) -> Parts:
+        """Reads a tensor, and yields functions that return at most `rows` rows of it."""
+        yield from in_rows(self.read(name), rows)
 
     @property
     def types(self) -> dict[str, str]:
@@ -521,8 +538,14 @@ def from_pretrained(
             done += source.nbytes[name]
         if progress is not None:
             progress(done, total)
-        decoder = lazy_decoder(source.config, tensors)
-        return Model(decoder, source.tokenizer, source.model_metadata, placement)
+        adapters, tasks = {}, source.tasks
+        if tasks and mesh is not None:
+            warn(f"{source.name}: adapters of tasks need a model on one device and are not read")
+            tasks = {}
+        elif tasks:
+            adapters = jax.device_put(source.read_tasks())
+        decoder = lazy_decoder(source.config, tensors, adapters)
+        return Model(decoder, source.tokenizer, source.model_metadata, placement, tasks)
 
 
 class _Type(NamedTuple):

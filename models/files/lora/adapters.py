@@ -93,8 +93,9 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
         return adapted(parts.merge(state["decoder"]), state["lora"])
 
     state = {"decoder": parts.state, "lora": adapters}
-    found = Model(Parts(model.config, state, merge), model.tokenizer, model.metadata)
-    found.program_cache = model.program_cache
+    changed = Parts(model.config, state, merge)
+    found = Model(changed, model.tokenizer, model.metadata, tasks=model.tasks)
+    found.program_cache, found.fused = model.program_cache, model.fused
     return found
 
 

@@ -18,16 +18,16 @@ from jax_q4k import QuantizedArray, formats, gguf, quantizers
 from ...config import Config
 from ...config.fused_names import parts_of
 from ...config.tensors import check_tensors
-from ...network.build import build, named_tensors
 from ...runner.model import Model
 from ...support.warn import warn
 from .. import fused, rope_divisors
 from ..gguf import completed, describe, file_type_of
+from ..rows import Parts, in_rows
 from ..sources import TensorSource, open_source
 from . import recipes
 from .plan import Choices, QuantizationPlan, Types, choose_types, copied_types
 
-_PIECE = 1 << 21  # weights decoded and quantized at a time; a few tens of megabytes
+_PIECE = 1 << 20  # weights that a thread reads and quantizes at a time; a few megabytes
 
 #: GGUF tensor name -> non-negative weights (k,) of its columns' squared errors. A stack of matrices
 #: has one row per matrix, (matrices, k) or flat, or one for all, (k,).
@@ -67,6 +67,9 @@ def quantize(
         name. jax_q4k.GGUFError, a ValueError: the decoder's tensors do not match its configuration.
         TypeError: not a Model. jax_q4k.UnavailableError: IQ1 to IQ3 without the C++ library.
     """
+    # imports Flax, which files do not need
+    from ...network.build import build, named_tensors, task_arrays
+
     recipe = recipes.get(type)
     if not isinstance(model, Model):
         raise TypeError(
@@ -80,12 +83,14 @@ def quantize(
     tensors = {}
     args = recipe, Choices(types), model.config, shapes, importance, packed
     for name, kind in choose_types(*args).items():
-        pieces = list(
-            _pieces(name, jax.tree.map(np.asarray, named[name]), kind, importance.get(name))
-        )
-        tensors[name] = _array(pieces, kind, shapes[name])
+        shape, weights = shapes[name], importance.get(name)
+        tensor = jax.tree.map(np.asarray, named[name])
+        parts = in_rows(tensor, _rows_of_piece(shape, weights))
+        pieces = [make() for make in _pieces(name, shape, parts, kind, weights)]
+        tensors[name] = _array(pieces, kind, shape)
     metadata = completed(model.metadata, recipes.file_type(type))
-    return Model(build(model.config, tensors), model.tokenizer, metadata)
+    decoder = build(model.config, tensors, tasks=task_arrays(model.decoder()))
+    return Model(decoder, model.tokenizer, metadata, tasks=model.tasks)
 
 
 def quantize_file(
@@ -98,7 +103,9 @@ def quantize_file(
     max_bytes: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Path]:
-    """Quantizes from file to file with one tensor in memory at a time, like `quantize`.
+    """Quantizes from file to file like `quantize`; reads, quantizes and writes at the same time.
+
+    Some rows of a GGUF file are in memory at a time, or up to two tensors of a checkpoint.
 
     Args:
       source: a GGUF file, the folder of a Hugging Face checkpoint, or one .safetensors file in it.
@@ -180,8 +187,9 @@ def _described(
     config, _ = describe(opened.metadata, described, opened.name)
     weights = _checked(importance, config, shapes)
 
-    def pieces(name: str, kind: str) -> Iterator[np.ndarray]:
-        return _pieces(name, opened.read(name), kind, weights.get(name))
+    def pieces(name: str, kind: str) -> Iterator[Callable[[], Any]]:
+        parts = opened.parts(name, _rows_of_piece(shapes[name], weights.get(name)))
+        return _pieces(name, shapes[name], parts, kind, weights.get(name), threads=1)
 
     if type == recipes.COPY:
         kinds = copied_types(choices, shapes, opened.types, opened.packed)
@@ -196,57 +204,50 @@ def _described(
     return rope_divisors.in_metadata(config, opened.metadata, tensors)
 
 
-def _pieces(
-    name: str, tensor: QuantizedArray | np.ndarray, kind: str, importance: Any
-) -> Iterator[np.ndarray]:
-    """Yields the bytes of a tensor in type `kind`, some rows at a time, as NumPy arrays."""
-    if isinstance(tensor, QuantizedArray) and tensor.format == kind:
-        yield from gguf.TensorPieces.of(name, tensor).pieces()
-        return
-    of_each = np.ndim(importance) > 1
-    for start, rows in _decoded(tensor, one_by_one=of_each):
-        weights = importance[start // math.prod(tensor.shape[1:-1])] if of_each else importance
-        try:
-            yield (
-                _floats(rows, kind)
-                if kind in gguf.PLAIN
-                else quantizers.quantize(rows, kind, weights)
-            )
-        except ValueError as error:
-            raise ValueError(f"tensor {name!r}, rows from {start} on: {error}") from error
+def _rows_of_piece(shape: tuple[int, ...], importance: Any) -> int:
+    """Returns how many rows, or matrices of a stack, to process at a time.
 
-
-def _decoded(
-    tensor: QuantizedArray | np.ndarray, *, one_by_one: bool
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields (first row, floats (rows, k)) of a matrix or stack; a vector counts as one row.
-
-    one_by_one: never yields rows of several experts together.
+    It is one matrix if each has an importance of its own.
     """
-    of_one = math.prod(tensor.shape[1:-1])  # rows of an expert
-    step = 1 if one_by_one else max(1, _PIECE // (of_one * tensor.shape[-1]))
-    for start in range(0, tensor.shape[0] if tensor.ndim > 1 else 1, step):
-        part = tensor[start : start + step] if tensor.ndim > 1 else tensor
-        rows = (
-            formats.get(part.format).decode(part.planes)
-            if isinstance(part, QuantizedArray)
-            else part
-        )
-        yield start * of_one, rows.reshape(-1, tensor.shape[-1])
+    return 1 if np.ndim(importance) > 1 else max(1, _PIECE // math.prod(shape[1:]))
 
 
-def _floats(rows: np.ndarray, kind: str) -> np.ndarray:
-    dtype = gguf.PLAIN[kind].dtype
-    with np.errstate(over="ignore"):  # infinities are reported below
-        values = rows.astype(dtype)
-    bad = np.argwhere(~np.isfinite(values))
-    if bad.size:
-        row, column = bad[0]
-        limit = jnp.finfo(dtype).max
-        raise ValueError(
-            f"w[{row}, {column}] is {rows[row, column]}; {kind} takes finite values up to {limit:g}"
-        )
-    return values
+def _pieces(
+    name: str,
+    shape: tuple[int, ...],
+    parts: Parts,
+    kind: str,
+    importance: Any,
+    *,
+    threads: int | None = None,
+) -> Iterator[Callable[[], Any]]:
+    """Yields functions that return the parts of a tensor as bytes or arrays of type `kind`."""
+    matrix_rows = math.prod(shape[1:-1])
+    for start, read in parts:
+        weights = importance[start] if np.ndim(importance) > 1 else importance
+        yield functools.partial(_piece, name, start * matrix_rows, read, kind, weights, threads)
+
+
+def _piece(
+    name: str,
+    start: int,
+    read: Callable[[], QuantizedArray | np.ndarray],
+    kind: str,
+    importance: Any,
+    threads: int | None,
+) -> Any:
+    part = read()
+    if isinstance(part, QuantizedArray):
+        if part.format == kind:
+            return part.to_gguf_bytes()
+        part = formats.get(part.format).decode(part.planes)
+    rows = part.reshape(-1, part.shape[-1])
+    try:
+        if kind in gguf.PLAIN:
+            return quantizers.convert(rows, kind, threads=threads)
+        return quantizers.quantize(rows, kind, importance, threads=threads)
+    except ValueError as error:
+        raise ValueError(f"tensor {name!r}, rows from {start} on: {error}") from error
 
 
 def _array(pieces: list[Any], kind: str, shape: tuple[int, ...]) -> QuantizedArray | jax.Array:

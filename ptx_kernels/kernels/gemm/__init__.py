@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .block import stackable
 from .config import F16_FORMATS, GemmConfig
-from .decoded import decoded_products_rule, dot_seconds
+from .decoded import decodable, decoded_products_rule, dot_seconds
 from .family import GATED_GEMM, GEMM, QKV_GEMM
 from .gated import gated_gemm
 from .gemm import gemm
@@ -26,6 +26,7 @@ __all__ = [
     "GEMM",
     "QKV_GEMM",
     "GemmConfig",
+    "decodable",
     "decoded_products_rule",
     "dot_seconds",
     "expert_gemm_rule",

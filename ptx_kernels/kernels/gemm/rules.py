@@ -134,10 +134,11 @@ def _tiling(
         blocks = m_tiles(config.m_tile) * -(-n // config.rows)
         return blocks >= device.multiprocessors * 3 // 2
 
+    stages = {c: device.common_shared_bytes // stage_bytes(c, (format,)) for c in choices}
+    choices = [c for c in choices if stages[c] >= 2]
     config = next((c for c in choices if fills(c)), choices[-1])
     wanted = 2 if config.rows > 64 else {16: 4, 32: 3}.get(config.m_tile, 2)
-    fit = device.common_shared_bytes // stage_bytes(config, (format,))
-    return replace(config, stages=max(2, min(wanted, fit)))
+    return replace(config, stages=min(wanted, stages[config]))
 
 
 def _expert_gemm(

@@ -18,6 +18,7 @@ from jax_q4k.models.engine.stages import standard_stages
 from jax_q4k.models.kv_cache.shapes import page_kinds
 from jax_q4k.models.runner.engine_state import EngineState, Sizes
 from jax_q4k.models.runner.engine_steps import DecodeRows, ForwardRows, PrefillPieces, SampleRows
+from jax_q4k.models.runner.programs import Decode, compiler_options
 from jax_q4k.ops.draw import DrawParameters, draw
 from ptx_kernels.machine_code import ptxas
 from tools import aot
@@ -330,6 +331,27 @@ def test_no_kernel_is_a_cluster_if_clusters_are_switched_off(batch, prompt, laun
     assert together[False] == 0 and (together[True] > 0 or not launches)
     if launches:
         assert [len(layer_launches(found[False], i)) for i in range(2)] == [launches] * 2
+
+
+def test_programs_run_without_graphs_if_they_are_switched_off():
+    """A step and a loop launch the same kernels, outside of command buffers."""
+    network = dataclasses.replace(_model("llama-gqa").network, on_gpu=True)
+    _, arguments = LLAMA.programs()["decode"]
+    loop, loop_arguments = LLAMA.programs()["generate"]
+    launched = {}
+    for graphs in (True, False):
+        with jq.implementation(graphs=graphs):
+            step = aot.compile_program(Decode(network).jitted(), *arguments)
+            options = compiler_options(on_gpu=True)
+            turns = aot.compile_program(loop, *loop_arguments, options=options)
+        for program in (step, turns):
+            buffers = [t for t in program.thunks if t.kind == "kCommandBuffer"]
+            assert bool(buffers) == graphs
+        assert len(turns.loops) == 1
+        launched[graphs] = [[t.name for t in p.ptx_launches] for p in (step, turns)]
+    assert launched[False] == launched[True] and all(launched[True])
+    with jq.implementation(graphs=False):
+        assert compiler_options(on_gpu=False) is None
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -31,7 +31,7 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k.gguf.source import Source
-from jax_q4k.gguf.tensor_reader import Blocks, TensorReader
+from jax_q4k.gguf.tensor_reader import Blocks
 from ptx_kernels import formats
 
 MODELS = sorted(GOLDEN.glob("*.gguf"))
@@ -77,10 +77,29 @@ def test_planes_are_split_off_a_chunk_at_a_time(sample, monkeypatch):
 
     with jq.gguf.TensorFile(sample) as file:
         monkeypatch.setattr(Source, "read_into", counted)
-        reader = TensorReader(file._source, file.header.data_start, check_scales=True)
+        reader = file._reader
         blocks = Blocks.of(file.header.tensors["packed.Q6_K"])
         reader.boxes(blocks, [((0, 2), (0, 3), (0, 2))])
     assert sum(sizes) == 2 * 3 * 2 * 210 and max(sizes) == 420
+
+
+def test_rows_are_those_of_the_tensor(sample):
+    """Each read overwrites the rows of the one before, so they are compared at once."""
+    with jq.gguf.TensorFile(sample) as file:
+        for name, info in file.header.tensors.items():
+            whole = file.read(name)
+            for first, stop in [(0, 1), (0, info.shape[0]), (info.shape[0] - 1, info.shape[0])]:
+                if len(info.shape) > 1:
+                    got = file.read_rows(name, first, stop)
+                    jax.tree.map(np.testing.assert_array_equal, got, whole[first:stop])
+
+
+def test_a_part_of_a_part(sample):
+    info = jq.gguf.read_header(sample).tensors["packed.Q4_K"]  # (2, 3, 512)
+    part = info.part("part", 1, 2, 1)
+    assert part.part("rows", 1, 1, 1) == info.part("rows", 2, 1, 1)
+    with pytest.raises(ValueError, match="axis=0 must be 1"):
+        part.part("matrix", 0, 1, 0)
 
 
 @pytest.mark.parametrize("threads", [1, 5])
@@ -102,7 +121,7 @@ def test_boxes_are_parts_of_the_tensor(sample, monkeypatch, boxes):
     monkeypatch.setattr(jq.gguf.tensor_reader, "CHUNK", 500)
     whole = jq.gguf.read(sample).tensors
     with jq.gguf.TensorFile(sample) as file:
-        reader = TensorReader(file._source, file.header.data_start, check_scales=True)
+        reader = file._reader
         for name in ("packed.Q4_K", "packed.Q5_0", "packed.Q6_K", "packed.Q8_0"):
             read = reader.boxes(Blocks.of(file.header.tensors[name]), boxes)
             for box, parts in zip(boxes, read, strict=True):

@@ -1,9 +1,11 @@
 """Written files, and the state after a failure. tests/models/files/test_gguf.py has models."""
 
 import errno
+import functools
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import gguf
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from support.gguf_bytes import assert_same_as_ggufs_reader, write_sample
 
 import jax_q4k as jq
+from jax_q4k import cpus
 
 
 @pytest.fixture(scope="module")
@@ -343,6 +346,53 @@ def test_the_data_are_on_disk_before_the_file_has_its_name(tmp_path, monkeypatch
     target = tmp_path / "t.gguf"
     jq.gguf.write(target, {"general.architecture": "llama"}, {"t": np.ones(100, np.float32)})
     assert order == [target.stat().st_size, "replace"]
+
+
+def test_functions_are_called_ahead_and_written_in_order(tmp_path, monkeypatch):
+    """The first waits until others have been called; a few are, and no more."""
+    monkeypatch.setattr(cpus, "available", lambda: 2)
+    called, enough, limit = [], threading.Event(), 2 * 2 + 1
+
+    def piece(i):
+        called.append(i)
+        if i == 0:
+            assert enough.wait(60)
+        if len(called) == limit:
+            enough.set()
+        return np.full(2, i, np.float32)
+
+    def pieces(first, count):
+        return [functools.partial(piece, i) for i in range(first, first + count)]
+
+    def report(done, total):
+        reports.append((done, len(called)))
+
+    reports = []
+    tensors = {
+        name: jq.gguf.TensorPieces("F32", (2 * count,), functools.partial(pieces, first, count))
+        for name, first, count in [("a", 0, 5), ("b", 5, 1), ("c", 6, 4)]
+    }
+    small = {"general.architecture": "llama"}
+    jq.gguf.write(tmp_path / "t.gguf", small, tensors, progress=report)
+    written = jq.gguf.read(tmp_path / "t.gguf").tensors
+    got = np.concatenate([np.asarray(written[name]) for name in "abc"])
+    np.testing.assert_array_equal(got, np.repeat(np.arange(10), 2))
+    assert [done for done, _ in reports] == list(range(0, 81, 8))
+    assert all(calls <= done // 8 + limit for done, calls in reports[1:])
+
+
+def test_a_function_that_fails_leaves_the_old_file(tmp_path):
+    def fails():
+        raise OSError(errno.EIO, "broken", "source")
+
+    target, called = tmp_path / "t.gguf", []
+    target.write_bytes(b"old")
+    pieces = [lambda: bytes(4), fails, *[lambda: called.append(0) or bytes(4)] * 100]
+    tensors = {"t": jq.gguf.TensorPieces("F32", (102,), lambda: pieces)}
+    with pytest.raises(OSError, match="broken: 'source'"):
+        jq.gguf.write(target, {"general.architecture": "llama"}, tensors)
+    assert target.read_bytes() == b"old" and os.listdir(tmp_path) == ["t.gguf"]
+    assert len(called) < 50
 
 
 def test_an_error_of_the_source_is_not_the_targets(tmp_path):

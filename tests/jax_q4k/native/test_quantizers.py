@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import gguf
+import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
 from support.implementations import needs_native
 
 from jax_q4k import native, quantizers
+from jax_q4k.quantizers import affine, fit
 from ptx_kernels import formats
 
 pytestmark = needs_native
 FORMATS = [name for name, found in quantizers._found().items() if found.native]
 RNG = np.random.default_rng(0)
 #: Largest part of blocks that may differ from those of the search in JAX.
-_DIFFERENT = {"Q8_0": 0.0, "Q4_1": 0.03, "Q5_1": 0.03, "Q4_K": 0.06, "Q5_K": 0.1}
+_DIFFERENT = {"Q8_0": 0.0, "Q4_K": 0.03, "Q5_K": 0.07}
 
 
 @pytest.fixture(params=["best", "portable"])
@@ -67,6 +71,41 @@ def test_blocks_are_those_of_the_search_in_jax(format, kernels):
     assert errors(got).sum() <= 1.001 * errors(want).sum()
 
 
+@pytest.mark.slow("searches thousands of blocks in float64")
+@pytest.mark.parametrize("format", ["Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"])
+def test_the_library_is_as_near_to_float64_as_jax(format, monkeypatch):
+    """Blocks differ from JAX's because float32 rounding chooses among nearly equal candidates.
+
+    The same search in float64 chooses others in a few percent of blocks, whether the library or JAX
+    searches in float32, and the errors are neither larger nor smaller on average.
+    """
+
+    def nearest_f16(x: jax.Array) -> jax.Array:
+        return jnp.clip(x, -fit.LARGEST_F16, fit.LARGEST_F16).astype(jnp.float16).astype(x.dtype)
+
+    quantizer, count = quantizers._found()[format], 1500
+    block = formats.get(format)
+    rng = np.random.default_rng(0)
+    x = rng.standard_t(4, (count, block.block_size)).astype(np.float32)
+    importance = rng.uniform(2.0**-20, 1, (3, block.block_size)).astype(np.float32)
+    rows = importance[np.arange(count) % 3]
+    library, in_jax = quantized(format, x, importance, 0), quantizer.blocks(x, rows)
+    monkeypatch.setattr(affine, "nearest_f16", nearest_f16)
+    with jax.enable_x64(True):
+        doubles = x.astype(np.float64), rows.astype(np.float64)
+        exact = np.asarray(jax.jit(quantizer.traced)(*doubles))
+    weight = rows * np.sqrt(1 + x**2.0 / (2 * (x**2.0).mean(-1, keepdims=True)))
+
+    def errors(packed: np.ndarray) -> np.ndarray:
+        decoded = gguf.quants.dequantize(packed, GGMLQuantizationType[format])
+        return (weight * (decoded.astype(np.float64) - x) ** 2).sum(-1)
+
+    differ = [(packed != exact).any(-1).mean() for packed in (library, in_jax)]
+    assert differ[0] <= 2 * differ[1] + 0.005, differ
+    ratios = errors(library) / errors(exact)
+    assert ratios.mean() <= 1.0015 and ratios.max() <= 1.5, (ratios.mean(), ratios.max())
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -3e38], ids=["nan", "infinite", "too large"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_values_that_blocks_cannot_hold(format, bad, kernels):
@@ -76,6 +115,19 @@ def test_values_that_blocks_cannot_hold(format, bad, kernels):
     largest = quantizers.largest(format)
     assert not native.quantize(format, x, importance, 0, largest, packed)
     assert native.quantize(format, x[:-1], importance, 0, largest, packed[:-1])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_halves_are_quantized_like_floats(format, dtype, kernels):
+    """Blocks are converted some at a time, so the last values are of another part."""
+    x, importance = inputs(format)
+    halves = x.astype(dtype)
+    got = quantized(format, halves, importance, 1)
+    np.testing.assert_array_equal(got, quantized(format, halves.astype(np.float32), importance, 1))
+    halves[-1, 5] = np.nan
+    packed = np.empty_like(got)
+    assert not native.quantize(format, halves, importance, 1, quantizers.largest(format), packed)
 
 
 def test_a_format_without_a_search():

@@ -105,6 +105,7 @@ def test_the_derivative_with_values_of_another_width(implementation):
         assert one.shape == other.shape and nmse(one, other) <= 1e-10
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     "options", [{"soft_cap": 0.7}, {"sinks": SINKS}, {"soft_cap": 2.0, "sinks": SINKS}]

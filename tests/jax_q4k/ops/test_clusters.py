@@ -70,7 +70,7 @@ def test_products_do_not_split_over_clusters():
     assert max(max(k.cluster) for k in without) == 1
 
 
-@pytest.mark.parametrize("name", ["clusters", "prefetch"])
+@pytest.mark.parametrize("name", ["clusters", "prefetch", "graphs"])
 def test_a_switch_is_a_truth_value(name):
     with pytest.raises(ValueError, match=f"{name}=1 must be True or False"):
         jq.implementation(**{name: 1})(lambda: None)()

@@ -1,13 +1,12 @@
 """Products with weights decoded to float16, with kernels in the simulator, against float64.
 
-A tuning table makes products of few rows take the path of thousands.
+`decoded_products=True` makes products of few rows take the path of thousands.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -28,26 +27,9 @@ FORMATS = formats.names()  # tensor cores take some of them packed, too
 rng = np.random.default_rng(0)
 
 
-def row(names: list[str], rows: list[int]) -> dict[str, Any]:
-    shape = {"formats": names, "rows": rows, "columns": K, "m": M}
-    return {"kernel": "decoded_products", **shape, "config": {"decoded": True}, "seconds": 1e-5}
-
-
-@pytest.fixture(autouse=True)
-def _all_are_decoded(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    rows = [row([name], [n]) for name in FORMATS for n in (N, K)]
-    rows += [row(["Q4_K", "Q6_K"], [K]), row(["Q4_K", "Q4_K", "Q6_K"], [N, N, 24])]
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps({"device": "NVIDIA H200", "source": "measured", "rows": rows}))
-    monkeypatch.setenv(tuning.VARIABLE, str(path))
-    jax.clear_caches()  # programs for other tables
-    yield
-    jax.clear_caches()
-
-
 def simulated(function: Any) -> Any:
-    """Wraps a function to run kernels in the simulator."""
-    return jq.implementation("sim")(function)
+    """Wraps a function to run kernels in the simulator, and decode weights."""
+    return jq.implementation("sim", decoded_products=True)(function)
 
 
 def normal(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
@@ -58,8 +40,8 @@ def exact(x: Any, w: jq.QuantizedArray) -> np.ndarray:
     return np.asarray(x, np.float64) @ np.asarray(w.dequantize(), np.float64).T
 
 
-def launches(function: Any, *arguments: Any) -> list[str]:
-    with jq.implementation("sim"):
+def launches(function: Any, *arguments: Any, decoded_products: bool | None = True) -> list[str]:
+    with jq.implementation("sim", decoded_products=decoded_products):
         calls = jq.explain(function, *arguments).calls
     return [kernel.name for call in calls for kernel in call.kernels]
 
@@ -171,6 +153,7 @@ def test_an_outlier_leaves_the_rest_precise() -> None:
     assert np.abs(rest - want).max() <= 2.0**-11 * np.abs(30000 * weights[:, 7]).max()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_non_finite_value_spoils_only_its_row(name: str, bad: float) -> None:
@@ -209,7 +192,7 @@ def test_activations_that_are_asked_for_stay(activations: str) -> None:
 
 def test_derivatives_are_precise() -> None:
     x, dy = normal(M, K), normal(M, N)
-    with jq.implementation("sim"):
+    with jq.implementation("sim", decoded_products=True):
         y, back = jax.vjp(lambda x: jq.matmul(x, DOWN), x)
         (dx,) = back(dy)
         _, tangent = jax.jvp(lambda x: jq.matmul(x, DOWN), (x,), (x,))
@@ -225,8 +208,54 @@ def test_examples_of_a_vmap_are_rows() -> None:
     np.testing.assert_array_equal(y.reshape(M, N), simulated(jq.matmul)(x.reshape(M, K), DOWN))
 
 
-def test_explain_says_who_decided() -> None:
+def test_the_switch_overrides_the_rule() -> None:
+    """The rule decodes for 2048 rows and not for 72; nothing decodes for 8 rows."""
+    large = jq.QuantizedArray.zeros("Q4_K", (4096, 4096))
+    for rows, expected in ((8, (0, 0, 0)), (72, (1, 0, 0)), (2048, (1, 0, 1))):
+        x = jax.ShapeDtypeStruct((rows, 4096), jnp.float32)
+        found = (launches(jq.matmul, x, large, decoded_products=d) for d in (True, False, None))
+        assert tuple(names.count("decode_q4_k") for names in found) == expected
+    x = jax.ShapeDtypeStruct((2048, 4096), jnp.float32)
+    quantized = functools.partial(jq.matmul, activations="q8_1")
+    assert "decode_q4_k" not in launches(quantized, x, large)
+    odd = jq.QuantizedArray.zeros("Q4_K", (4092, 4096))  # no multiple of 8
+    assert "decode_q4_k" not in launches(jq.matmul, x, odd)
+
+
+def test_the_switch_overrides_a_table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"formats": ["Q4_K"], "rows": [N], "columns": K, "m": M}
+    row = {"kernel": "decoded_products", **shape, "config": {"decoded": True}, "seconds": 1e-5}
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"device": "NVIDIA H200", "source": "measured", "rows": [row]}))
+    monkeypatch.setenv(tuning.VARIABLE, str(path))
+    arguments = normal(M, K), random_weights("Q4_K", N, K)
     with jq.implementation("sim"):
-        (call,) = jq.explain(jq.matmul, normal(M, K), DOWN).calls
+        (call,) = jq.explain(jq.matmul, *arguments).calls
     (choice,) = [choice for choice in call.chosen if choice.rule == "decoded_products"]
     assert choice.config.decoded and choice.why.startswith("measured for NVIDIA H200 (table.json)")
+    assert "decode_q4_k" in [kernel.name for kernel in call.kernels]
+    assert "decode_q4_k" not in launches(jq.matmul, *arguments, decoded_products=False)
+
+
+def test_a_jitted_function_is_traced_again() -> None:
+    step, arguments, texts = jax.jit(jq.matmul), (normal(M, K), random_weights("Q4_K", N, K)), {}
+    for switch in (True, False, None):
+        with jq.implementation(decoded_products=switch):
+            texts[switch] = step.trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+    assert ["decode_q4_k" in text for text in texts.values()] == [True, False, False]
+
+
+def test_the_switch_is_a_truth_value_or_none() -> None:
+    with pytest.raises(ValueError, match="decoded_products=1 must be True, False or None"):
+        jq.implementation(decoded_products=1)(lambda: None)()  # type: ignore[arg-type]
+
+
+def test_turing_multiplies_packed_weights_if_it_must() -> None:
+    """Weights are decoded by default, from 65 rows on."""
+    x, w = jnp.zeros((512, 4096)), jq.QuantizedArray.zeros("Q4_K", (4096, 4096))
+    found = []
+    for switch in (None, False):
+        with jq.implementation(decoded_products=switch):
+            (call,) = jq.explain(jq.matmul, x, w, platform="cuda", device="Tesla T4").calls
+        found.append([kernel.name for kernel in call.kernels])
+    assert found == [["f16_rows", "decode_q4_k"], ["quantize_q8_1", "gemm_q4_k_m64"]]

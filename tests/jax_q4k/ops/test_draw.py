@@ -23,6 +23,7 @@ def drawing(implementation: Any) -> Any:
     return jax.jit(jq.implementation(implementation)(draw))
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["vocab=1", "vocab=65", "vocab=1500"])
 @needs_native
 @pytest.mark.parametrize("vocab", [1, 64, 65, 1500, 5000])
 def test_the_kernel_draws_what_plain_jax_draws(vocab: int) -> None:

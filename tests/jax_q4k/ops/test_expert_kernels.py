@@ -64,6 +64,7 @@ def by(implementation: str, function: Any, *arguments: Any) -> Any:
         return np.asarray(function(*arguments).astype(jnp.float32))
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["tokens=11-*", "tokens=3-*"])
 @pytest.mark.grid
 @pytest.mark.parametrize("activations", ["q8_1", "f32"])
 @pytest.mark.parametrize("tokens, all_terms", [(1, True), (3, False), (11, True)])
@@ -153,6 +154,9 @@ def routed_mlp(x: jax.Array, logits: jax.Array, **options: Any) -> Any:
     return jq.routed_mlp(x, logits, *matrices(), TOP, residual=x, **norm, **options)
 
 
+@pytest.mark.slow(
+    "compiles a program for each case", quick=["tokens=1-q8_1-softmax", "tokens=3-f32-sigmoid"]
+)
 @pytest.mark.grid
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("tokens, activations", [(1, "q8_1"), (3, "f32"), (11, "q8_1")])

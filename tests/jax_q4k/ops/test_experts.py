@@ -95,6 +95,7 @@ def test_steps_are_the_whole(implementation):
     assert nmse(*both) <= 1e-12
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["native"])
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 def test_floats_and_packed_matrices_go_together(implementation):
     gate, up, down = matrices()
@@ -129,6 +130,7 @@ def test_leading_axes_are_those_of_the_tokens(implementation):
     assert none.shape == (0, N)
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["native"])
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 def test_experts_that_no_token_has_may_hold_anything(implementation):
     """Unused experts hold NaN in matrices, biases and scales.

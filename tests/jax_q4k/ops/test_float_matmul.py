@@ -37,6 +37,7 @@ def test_equals_the_product(m, n, k, dtype, implementation):
     assert nmse(narrow, exact(x.astype(jnp.bfloat16), w)) <= 1e-5  # rounding of the result
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", CPU)
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_subnormal_and_largest_weights(dtype, implementation):
@@ -60,6 +61,7 @@ def test_a_non_finite_value_spoils_only_its_row(implementation):
     assert y[[0, 2, 3, 5]].all() and not y[[1, 4]].any()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", CPU)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_derivatives_in_both_operands(dtype, implementation):
@@ -119,6 +121,7 @@ def temp_bytes(implementation, w, call):
         )
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["bfloat16"])
 @needs_native
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_a_loop_makes_no_float32_copy_of_the_weights(dtype):

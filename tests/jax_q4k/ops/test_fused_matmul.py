@@ -84,6 +84,7 @@ def operands(rows):
     return normal(rows, K), normal(rows, 24), NORM
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "chain"])
 @pytest.mark.parametrize("name", CALLS)
 def test_equals_the_definition(name, fused):
@@ -118,6 +119,7 @@ def test_simulated_kernels_of_f32_activations(name):
         assert nmse(got, want) <= 1e-10
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["mlp", "qkv_matmul"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_non_finite_value_spoils_only_its_row(name):
     x, residual, norm_weight = operands(3)
@@ -223,7 +225,7 @@ def test_nonlinear_functions_have_no_transpose(name):
         transpose(cotangents)
 
 
-@pytest.mark.slow("compiles second derivatives", quick=["mlp"])
+@pytest.mark.slow("compiles second derivatives")
 @pytest.mark.parametrize("name", ["qkv_matmul", "mlp"])
 def test_second_derivative_is_that_of_the_chain(name):
     x, residual, norm_weight = operands(2)
@@ -287,6 +289,7 @@ def test_float_weights_among_packed_ones(implementation):
     assert nmse(got, exact("mlp", x, jnp.zeros((2, 24)), NORM)[0]) <= 1e-11
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["bfloat16"])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_results_have_the_dtype_of_x(dtype):
     x, residual = normal(2, 3, K, dtype=dtype), normal(2, 3, 24, dtype=dtype)

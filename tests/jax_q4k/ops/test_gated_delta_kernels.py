@@ -28,6 +28,7 @@ def prompt(time: int, key_dim: int, value_dim: int) -> tuple[np.ndarray, ...]:
     return q, k, v, *(gate.astype(np.float32) for gate in gates), state
 
 
+@pytest.mark.grid
 # XLA computes the last two, as no kernel takes these heads
 @pytest.mark.parametrize(
     "sizes", [(1, 64, 32), (21, 48, 80), (70, 128, 16), (5, 12, 16), (3, 8, 8)]
@@ -66,6 +67,7 @@ def step_operands(key_dim: int, value_dim: int, width: int) -> tuple[np.ndarray,
 WEIGHTS = "conv_weight", "dt_bias", "decay", "norm_weight"
 
 
+@pytest.mark.grid
 # XLA computes the last one
 @pytest.mark.parametrize("sizes", [(64, 32, 4), (128, 128, 4), (24, 48, 1), (12, 16, 2)])
 @pytest.mark.parametrize("tiled", [False, True])

@@ -37,6 +37,7 @@ def test_attention_over_the_groups_pages(implementation: Any) -> None:
             assert nmse(got, want) <= 1e-12
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["native", "sim"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_rows_go_to_the_groups_pages(implementation: Any) -> None:
     k, pages = normal(6, HEADS, DIM), normal(GROUPS * PAGES, HEADS, SIZE, DIM)

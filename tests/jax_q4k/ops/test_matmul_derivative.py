@@ -114,6 +114,7 @@ def test_rounding_of_the_activations_is_passed_straight_through(format, implemen
     assert nmse(transpose, np.asarray(dy).astype(np.float64) @ decoded(w)) <= 1e-12
 
 
+@pytest.mark.slow("compiles second derivatives")
 def test_finite_differences_to_the_second_order():
     w = random_weights("Q4_K", 8, K)
     exact = functools.partial(jq.matmul, w=w, activations="f32")
@@ -122,6 +123,7 @@ def test_finite_differences_to_the_second_order():
     )
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["reverse"])
 @pytest.mark.parametrize("outer", ["forward", "reverse"])
 def test_derivative_of_the_derivative(outer):
     """Hessian times v is (y * (v W^T)) W, for f(x) = sum(y^3) / 6, y = x W^T."""
@@ -243,6 +245,7 @@ def test_embedding_and_dequantize_within_a_gradient():
     assert nmse(got, want) <= 1e-11
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["Q4_K"])
 @pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 @pytest.mark.parametrize("format", ["Q4_K", "Q5_0"])
 def test_lowered_for_cuda_the_backward_pass_decodes_by_our_kernel(format):

@@ -153,6 +153,7 @@ def test_attention_leaves_f16_for_products_of_it(batch, sizes):
     assert nmse(got, want + addends["bias"] + addends["residual"]) <= 1e-6
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["sizes1"])
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -172,6 +173,9 @@ def test_attention_leaves_q8_1_where_blocks_have_no_super_blocks(sizes):
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow(
+    "compiles a program for each case", quick=["sizes1-activations=None", "sizes3-f32"]
+)
 @pytest.mark.parametrize(
     "sizes, activations",
     [

@@ -217,6 +217,7 @@ def test_arguments_that_do_not_fit(
         jq.paged_attention(**(given | pages | change))
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["batch=32-Q4_K-*"])
 @pytest.mark.parametrize(
     "batch, format, quantizes, tolerance",
     [(34, "Q8_0", "quantize_q8_1", 1e-4), (32, "Q4_K", "quantize_f16", 1e-6)],
@@ -245,6 +246,7 @@ def test_pieces_that_fill_the_device_are_quantized_for_the_projection(
     assert nmse(got, out @ np.asarray(w.dequantize()).T) <= tolerance
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
 @pytest.mark.parametrize("window", [1, 8, 20])  # 8: a page that only the first tokens see
 def test_windows_of_pieces_on_tensor_cores(

@@ -119,6 +119,7 @@ def test_a_large_matrix_is_asked_for_in_parts():
     assert 4551 * row == pytest.approx((60 << 20) / 6, rel=1e-3)
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["mlp"])
 @pytest.mark.parametrize("name", ["linear", "mlp"])
 def test_transforms_pass_it_over(name):
     x = activations()

@@ -20,6 +20,7 @@ def exact(x, weight, eps):
     return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + eps) * weight
 
 
+@pytest.mark.grid
 # 30 columns use XLA with every implementation
 @pytest.mark.parametrize("shape", [(96,), (2, 3, 1056), (2, 30)])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -70,6 +70,7 @@ def test_a_small_sum_is_clamped():
     np.testing.assert_allclose(weights, np.exp(-20) / 6.103515625e-5, rtol=1e-5)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("gating", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("groups, used", [(1, 1), (3, 2)])

@@ -20,6 +20,9 @@ def family(call, *arguments, device: str) -> str:
     return next(name for name in FAMILIES if name in launched)
 
 
+@pytest.mark.slow(
+    "traces products of each format", quick=["Q4_K-*", "Q6_K-*", "MXFP4-*", "IQ4_NL-*", "Q3_K-*"]
+)
 @pytest.mark.grid()
 @pytest.mark.parametrize("device", ["NVIDIA H200", "NVIDIA A100"])
 @pytest.mark.parametrize("m", [1, 8, 9, 64, 65, 1024])

@@ -153,6 +153,7 @@ def scanned(x, w):
     return jax.lax.scan(layer, x, jnp.arange(LAYERS))[0]
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["rows=1"])
 @needs_native
 @pytest.mark.cpu_kernels
 @pytest.mark.parametrize("rows", [1, 12])

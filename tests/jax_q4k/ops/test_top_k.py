@@ -139,6 +139,7 @@ def test_more_than_the_kernels_take_is_left_to_xla():
     np.testing.assert_array_equal(indices, where)
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["native", "sim"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_jit_vmap_and_no_rows(implementation):
     x = values(3, 4, 70)
@@ -175,6 +176,7 @@ def test_top_k_of_a_list():
     assert (values.dtype, values.tolist(), indices.tolist()) == (jnp.float32, [3.0, 2.0], [1, 2])
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["native"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_derivatives_look_the_values_up(implementation):
     x = jnp.asarray(np.random.default_rng(3).standard_normal((3, 40)), jnp.float32)

@@ -26,6 +26,7 @@ def experts(count=3):
     return jax.tree.map(lambda *planes: jnp.stack(planes), *each), each
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_matmul_of_mapped_rows_is_one_call(implementation, axis):

@@ -12,7 +12,9 @@ import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import cli
 from jax_q4k.models.cli.arguments import COMMANDS_ELSEWHERE
+from jax_q4k.models.cli.options import implementation_arguments, implementation_of
 from jax_q4k.models.files.quantizing.recipes import RECIPES
+from jax_q4k.selection import Selection
 
 from ..golden_files import model, path
 
@@ -126,6 +128,26 @@ def test_the_demo_in_every_command(run, tmp_path):
         assert code == 0, err
     header = jq.gguf.read_header(tmp_path / "out.gguf")
     assert "Q8_0" in {tensor.type.name for tensor in header.tensors.values()}
+
+
+@pytest.mark.parametrize(
+    "given, field, value",
+    [
+        (["--implementation", "sim"], "implementation", "sim"),
+        (["--no-clusters"], "clusters", False),
+        (["--no-prefetch"], "prefetch", False),
+        (["--no-graphs"], "graphs", False),
+        (["--decoded-products"], "decoded_products", True),
+        (["--no-decoded-products"], "decoded_products", False),
+    ],
+    ids=str,
+)
+def test_switches_select_kernels(given, field, value):
+    """Options select the same in this process and in another one that gets them."""
+    options = cli.parser_of(["bench"]).parse_args(["bench", MODEL, *given])
+    with implementation_of(options):
+        assert jq.current_selection() == Selection()._replace(**{field: value})
+    assert implementation_arguments(options) == given
 
 
 def test_embed_reads_a_pipe(run):

@@ -32,8 +32,10 @@ def unloadable(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def test_generation_names_the_command_that_shows_versions(unloadable: str) -> None:
-    with pytest.raises(jq.KernelLoadError, match="jax-q4k doctor shows the PTX version") as raised:
+def test_generation_names_the_command_that_shows_which_one(unloadable: str) -> None:
+    with pytest.raises(
+        jq.KernelLoadError, match="jax-q4k doctor --gpu shows which kernels load"
+    ) as raised:
         models.generate(models.load("demo"), "The sea", max_new_tokens=2)
     assert unloadable in str(raised.value)
     assert isinstance(raised.value.__cause__, jax.errors.JaxRuntimeError)
@@ -44,7 +46,7 @@ def test_so_does_the_command_line(
 ) -> None:
     assert cli.main(["generate", "demo", "-p", "The sea", "-n", "2", "--no-cache"]) == cli.FAILURE
     printed = capsys.readouterr().err
-    assert printed.count("\n") == 1 and "jax-q4k doctor shows the PTX version" in printed
+    assert printed.count("\n") == 1 and "jax-q4k doctor --gpu shows which kernels load" in printed
 
 
 def test_other_errors_stay_as_they_are() -> None:

@@ -133,6 +133,7 @@ def test_logits_are_the_definition(arrays, model, implementation):
     assert nmse(decoded(model, implementation, TOKENS), want[:, 8:]) <= 1e-10
 
 
+@pytest.mark.slow("compiles a model for each fact", quick=["windowed-*", "final_soft_cap-*"])
 @pytest.mark.parametrize(
     "fact, value",
     [

@@ -19,6 +19,15 @@ from jax_q4k.models.network.build import build
 
 from ..golden_files import FAMILIES, WITH_EXPERTS, model, path, reference
 
+#: Files with the tensors of another file of the same architecture.
+ALIKE = (
+    "deepseek2-noyarn",
+    "gpt-oss-mxfp4",
+    "granite-nope",
+    "phi3-short",
+    "qwen35-mtp",
+)
+
 
 def check(metadata, tensors):
     """Runs the checks that loading does before it reads tensors."""
@@ -51,6 +60,9 @@ def of_different_layers(tensors):
     return found
 
 
+@pytest.mark.slow(
+    "checks a header for each tensor", quick=[name for name in FAMILIES if name not in ALIKE]
+)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_missing_and_wrongly_shaped_tensors(name):
     metadata, tensors = header(name)

@@ -14,6 +14,7 @@ from .. import golden_files
 pytestmark = [needs_native, pytest.mark.cpu_kernels]
 
 
+@pytest.mark.slow("repeats a model's logits in steps", quick=["llama-gqa", "gemma3", "qwen2-odd"])
 @pytest.mark.parametrize("name", golden_files.NAMES)
 def test_greedy_tokens(name):
     model, reference = golden_files.model(name), golden_files.reference(name)

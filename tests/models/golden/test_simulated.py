@@ -28,17 +28,21 @@ from ptx_kernels.ptx import Kernel
 from ..golden_files import LLAMA_AND_QWEN, path
 
 PROMPT = 8
+#: Tokens of a KV cache whose attention a GPU splits over the thread blocks of a cluster.
+SPLIT_CAPACITY = 256
 #: Options that round products and sums once, like the kernels, so int8 values differ less often.
 OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 
 
-def prefill_and_decode(model: Model, tokens: np.ndarray, prompt: int) -> np.ndarray:
+def prefill_and_decode(
+    model: Model, tokens: np.ndarray, prompt: int, capacity: int | None = None
+) -> np.ndarray:
     """Logits (2, vocab) of the last prompt token and a step, or of two steps without a prompt.
 
     It is not jitted, so it runs in the order of the code.
     """
     decoder, steps = model.decoder(), 1 if prompt else 2
-    cache = PagedCache.create(model.config, 1, prompt + steps)
+    cache = PagedCache.create(model.config, 1, capacity or prompt + steps)
     rows = []
     if prompt:
         logits, cache = decoder.prefill(
@@ -53,8 +57,9 @@ def prefill_and_decode(model: Model, tokens: np.ndarray, prompt: int) -> np.ndar
 
 @pytest.mark.slow(
     "simulates every launch of a prompt and a step",
-    quick=["gemma2-*", "gpt-oss-mxfp4-*"],
+    quick=["gpt-oss-mxfp4-*-clusters=False"],
 )
+@pytest.mark.parametrize("clusters", [True, False])
 @pytest.mark.parametrize(
     "name, prompt",
     [
@@ -66,14 +71,26 @@ def prefill_and_decode(model: Model, tokens: np.ndarray, prompt: int) -> np.ndar
         ("gemma4-moe", 0),  # a dense network in parallel with experts
     ],
 )
-def test_golden_models(name: str, prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_models(
+    name: str, prompt: int, clusters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Simulated logits equal plain JAX's for the same quantized activations.
 
     They roughly equal llama.cpp's f32 logits.
     """
     model = models.from_gguf(path(name))
     golden = np.load(GOLDEN / f"{name}.npz")
-    simulated = check_simulated(model, golden["prompt"], monkeypatch, prompt=prompt)
+    kernels = simulated_kernels(monkeypatch)
+    simulated = check_simulated(
+        model,
+        golden["prompt"],
+        monkeypatch,
+        prompt=prompt,
+        clusters=clusters,
+        capacity=SPLIT_CAPACITY,
+    )
+    assert {max(kernel.cluster) > 1 for kernel in kernels} == {False, clusters}
+    assert any(kernel.name == "merge_attention" for kernel in kernels) == (not clusters)
     assert nmse(simulated, golden["logits_f32"][max(prompt - 1, 0) :][:2]) <= 1e-2
 
 
@@ -83,21 +100,15 @@ def test_golden_models(name: str, prompt: int, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_kernels_for_turing(name: str, prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A T4's kernels, which must run on sm_75."""
-    golden, built = np.load(path(name).parent / f"{name}.npz"), []
-    run = simulator.run
-
-    def running(kernel: Kernel, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
-        built.append(kernel.arguments.get("oldest"))
-        return run(kernel, *operands)
-
-    monkeypatch.setattr(simulator, "run", running)
+    golden, kernels = np.load(path(name).parent / f"{name}.npz"), simulated_kernels(monkeypatch)
     jax.clear_caches()  # programs of the same operations may have another device's kernels
     with tuning.on_device(tuning.target("Tesla T4")):
         simulated = check_simulated(
             models.from_gguf(path(name)), golden["prompt"], monkeypatch, prompt=prompt
         )
     jax.clear_caches()
-    assert len(built) > 10 and set(built) == {75}
+    assert len(kernels) > 10
+    assert {kernel.arguments.get("oldest") for kernel in kernels} == {75}
     assert nmse(simulated, golden["logits_f32"][max(prompt - 1, 0) :][:2]) <= 1e-2
 
 
@@ -147,6 +158,19 @@ def test_f32_activations(name: str, prompt: int, monkeypatch: pytest.MonkeyPatch
         model, golden["prompt"], monkeypatch, prompt=prompt, activations="f32"
     )
     assert nmse(simulated, golden["logits_f32"][max(prompt - 1, 0) :][:2]) <= 1e-8
+
+
+def simulated_kernels(monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
+    """Returns a list to which the simulator appends each kernel that it runs."""
+    found: list[Kernel] = []
+    run = simulator.run
+
+    def running(kernel: Kernel, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
+        found.append(kernel)
+        return run(kernel, *operands)
+
+    monkeypatch.setattr(simulator, "run", running)
+    return found
 
 
 @functools.cache
@@ -200,6 +224,8 @@ def check_simulated(
     prompt: int = PROMPT,
     fused: Collection[str] | None = None,
     activations: Literal["f32"] | None = None,
+    clusters: bool = True,
+    capacity: int | None = None,
 ) -> np.ndarray:
     """Returns simulated logits like `prefill_and_decode`, after comparing them with plain JAX.
 
@@ -216,7 +242,7 @@ def check_simulated(
     bind = Op.bind
 
     def simulating(op: Op, *arrays: Any, prefetch: Any = (), **params: Any) -> Any:
-        with jq.implementation("sim"):
+        with jq.implementation("sim", clusters=clusters):
             got = bind(op, *arrays, prefetch=prefetch, **params)
         want, quantized = reference(op, tuple(sorted(params.items())))(arrays, None)
         for result, expected in zip(*map(jax.tree.leaves, (got, want)), strict=True):
@@ -239,7 +265,7 @@ def check_simulated(
             jq.implementation(fused=fused, activations=activations),
         ):
             patched.setattr(Op, "bind", operation)
-            return prefill_and_decode(model, tokens, prompt)
+            return prefill_and_decode(model, tokens, prompt, capacity)
 
     simulated = run(simulating)
     plain = run(replaying)
@@ -252,20 +278,14 @@ def check_simulated(
 def test_the_simulator_runs_what_a_gpu_would(monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulated decode step launches exactly the texts in the program lowered for CUDA."""
     model = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf")
-    launched: list[str] = []
-    run = simulator.run
-
-    def recording(kernel, *operands):
-        launched.append(kernel.text)
-        return run(kernel, *operands)
-
-    monkeypatch.setattr(simulator, "run", recording)
+    kernels = simulated_kernels(monkeypatch)
     cache = PagedCache.create(model.config, 1, 16)
     arguments = (model.weights, jnp.array([3], jnp.int32), cache)
     decode = jax.jit(lambda weights, *args: model.decoder(weights).decode(*args))
     lowered = decode.trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
     with jq.implementation("sim"):
         jax.block_until_ready(decode(*arguments))
+    launched = [kernel.text for kernel in kernels]
     on_gpu = {
         _unescaped(text) for text in re.findall(r'kernel_data = "((?:[^"\\]|\\.)*)"', lowered)
     }

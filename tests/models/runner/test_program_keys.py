@@ -40,7 +40,8 @@ from jax_q4k.models.runner.prompt_programs import CompareTokens, PoolTokens, Rea
 from jax_q4k.models.runner.speculative.drafts import PromptLookup
 from jax_q4k.models.sampling import Sampling
 from jax_q4k.models.sampling.stages import SamplingStages
-from jax_q4k.selection import Selection, selected
+from jax_q4k.models.support.lru_cache import LRUCache
+from jax_q4k.selection import Selection, current_selection, selected
 
 from .. import golden_files
 
@@ -245,11 +246,31 @@ def device() -> jax.Device:
 def test_every_field_of_a_selection_is_a_setting(field: str) -> None:
     values = {"implementation": "xla", "activations": "f32", "fused": frozenset(["mlp"])}
     values |= {"prefetch": False, "batch_invariant": True, "clusters": False}
+    values |= {"decoded_products": False, "graphs": False}
     before = program_cache.settings(device()), program_cache.trace_context()
     with selected(Selection(**{field: values[field]})):
         after = program_cache.settings(device()), program_cache.trace_context()
     assert json.dumps(before[0]) != json.dumps(after[0]) and before[1] != after[1]
     assert (program_cache.settings(device()), program_cache.trace_context()) == before
+
+
+def test_functions_of_a_model_are_compiled_anew_without_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = golden_files.model("llama-gqa")
+    made: list[bool] = []
+    full_pass = model._full_pass
+    monkeypatch.setattr(
+        model, "_full_pass", lambda: made.append(current_selection().graphs) or full_pass()
+    )
+    monkeypatch.setattr(model, "ready", LRUCache(8))
+    steps = []
+    for graphs in (True, False, True, False):
+        with selected(Selection(graphs=graphs)):
+            model.logits(np.zeros((1, 3), np.int32))
+            steps.append(model.decode_step)
+    assert made == [True, False]
+    assert steps[0] is steps[2] is not steps[1] is steps[3]
 
 
 VARIABLES = ("XLA_FLAGS", "JAX_Q4K_TUNING", "JAX_Q4K_KERNELS", "TF_XLA_FLAGS", "PJRT_NPROC")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import encoders
+from support import encoder_folders, encoders
 from support.helpers import nmse
 from support.paths import DATA
 
@@ -168,3 +168,21 @@ def test_options_of_decoders() -> None:
     options.pages = 3
     with pytest.raises(UsageError, match="--pages is for decoders, but the model is an encoder"):
         check_encoder(options)
+
+
+def test_embeddings_of_a_task(tmp_path: Path) -> None:
+    """The adapter and prompt of the task, and an error that names the field."""
+    encoder_folders.write_with_tasks(tmp_path, {"retrieval.query": "query : ", "separation": ""})
+    given = models.load(tmp_path)
+    with models.EncoderEngine(given) as engine, serving(engine) as server:  # type: ignore[arg-type]
+        for task in ("retrieval.query", "separation", None):
+            body = {"input": DOCUMENTS, "task": task}
+            found = server.client.post("/v1/embeddings", json=body).json()
+            got = np.array([one["embedding"] for one in found["data"]])
+            want = models.embed(given, DOCUMENTS, normalize=True, task=task)
+            assert nmse(got, want) <= 1e-11, task
+        body = {"input": DOCUMENTS, "task": "retrieval"}
+        answer = server.client.post("/v1/embeddings", json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == "task"
+    assert "must be one of retrieval.query, separation" in error["message"]

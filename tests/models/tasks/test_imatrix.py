@@ -31,7 +31,7 @@ FILE = GOLDEN / "text-spm.Q4_K_M.gguf"
 TEXT = "The sea was calm, and the two sisters walked along the shore until the evening came. " * 4
 LENGTH = 24
 #: Files with fused matrices, shared experts, and a router with factors of its input.
-MORE = ("phi3", "gemma4-moe", "qwen2moe", "qwen3next")
+MORE = ("phi3", "qwen2-fused", "gemma4-moe", "qwen2moe", "qwen3next")
 #: The characters are bytes of the vocabulary of `with_bytes`; the text has two chunks of 64 tokens.
 BYTES = "".join(chr(33 + (7 * i * i + 3 * i) % 90) for i in range(150))
 
@@ -56,11 +56,13 @@ def byte_vocabulary(size: int) -> dict[str, Any]:
     }
 
 
-def with_bytes(name: str) -> models.Model:
-    """Returns a golden model with the vocabulary of bytes."""
-    found = model(name)
+def with_bytes(given: str | models.Model) -> models.Model:
+    """Returns a model, or a golden one, with the vocabulary of bytes."""
+    found = model(given) if isinstance(given, str) else given
     words = byte_vocabulary(found.config.vocab_size)
-    return models.Model(found.parts(), tokenizer.from_metadata(words), found.metadata)
+    copy = models.Model(found.parts(), tokenizer.from_metadata(words), found.metadata)
+    copy.fused = found.fused
+    return copy
 
 
 def inputs_of_a_llama(weights: dict[str, Any], config: Any, ids: list[int]) -> dict[str, Any]:
@@ -150,8 +152,24 @@ def test_what_is_left_out_by_default() -> None:
     assert models.imatrix(spm, text, context=LENGTH).chunks >= 4
 
 
+def test_names_are_those_of_the_file(tmp_path: Path) -> None:
+    """Here the first layer's matrices are apart, which files of the architecture fuse."""
+    file, found = jq.gguf.read(path("phi3")), model("phi3")
+    tensors, config = dict(file.tensors), found.config
+    whole = tensors.pop("blk.0.attn_qkv.weight")
+    sizes = [heads * config.head_dim for heads in (config.num_heads, *[config.num_kv_heads] * 2)]
+    ends = np.cumsum(sizes)
+    for part, start, end in zip("qkv", ends - sizes, ends, strict=True):
+        tensors[f"blk.0.attn_{part}.weight"] = whole[start:end]
+    jq.gguf.write(tmp_path / "a.gguf", file.metadata, tensors)
+    given = with_bytes(models.from_gguf(tmp_path / "a.gguf"))
+    sums = models.imatrix(given, BYTES, context=64, chunks=1).sums
+    assert set(sums) == {n for n, x in tensors.items() if n.startswith("blk.") and len(x.shape) > 1}
+    assert "blk.0.attn_k.weight" in sums and "blk.1.attn_qkv.weight" in sums
+
+
 @pytest.mark.parametrize("name", (*FEATURED, *MORE))
-@pytest.mark.slow("compiles a program of each kind", quick=["deepseek2", "lfm2moe"])
+@pytest.mark.slow("compiles a program of each kind", quick=["deepseek2", "qwen2-fused"])
 @pytest.mark.usefixtures("exact")
 def test_every_matrix_is_seen(name: str) -> None:
     """The sums are those of the file's matrices; experts count the tokens that use them."""

@@ -161,6 +161,9 @@ def _instructions_per_mma(kernel: Kernel, arch: str) -> float:
     return min(issued / mma for issued, mma in loops if mma)
 
 
+@pytest.mark.slow(
+    "assembles a large kernel for each case", quick=["parts=1-sm_90", "parts=3-sm_100"]
+)
 @pytest.mark.grid
 @pytest.mark.parametrize("arch", ptxas.TARGETS)
 @pytest.mark.parametrize("parts", [1, 2, 3])

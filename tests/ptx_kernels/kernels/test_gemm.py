@@ -334,6 +334,9 @@ def test_unknown_formats_are_refused() -> None:
         gemm(format="Q9_K", n=16, columns=256, m=16)
 
 
+@pytest.mark.slow(
+    "simulates a product for each format", quick=["Q4_K-*", "Q6_K-*", "Q8_0-*", "MXFP4-*"]
+)
 @pytest.mark.parametrize(
     ("format", "products"),
     [*((f, "int8") for f in PRODUCTS), *((f, "f16") for f in F16_FORMATS)],

@@ -57,6 +57,7 @@ def chosen(
     return choose(paged_attention_rule, 1, group, 1, head_dim, 64, dtype, value_dim)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [5, 8])
 def test_a_group_reads_its_keys_and_values_once(group: int, dtype: str) -> None:
@@ -87,6 +88,7 @@ def test_query_heads_per_kv_head(group: int, queries: int) -> None:
     assert nmse(got, want) <= TOLERANCE
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [4, 8])
 def test_wide_heads_as_tuning_has_them(group: int, dtype: str) -> None:

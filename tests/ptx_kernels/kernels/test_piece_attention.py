@@ -46,6 +46,7 @@ def test_the_parts_of_queries_are_needed() -> None:
 
 
 @pytest.mark.grid
+@pytest.mark.grid
 @pytest.mark.parametrize("head_dim", [48, 64, 80, 112, 128, 256])
 @pytest.mark.parametrize("warps, tokens", [(1, 16), (4, 48), (8, 32)])
 def test_sizes_of_heads(head_dim: int, warps: int, tokens: int) -> None:
@@ -67,6 +68,7 @@ def test_windows(window: int, config: CausalAttentionConfig) -> None:
     assert piece_subject(config, window=window, missing=True, sinks=True).passes()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("page_size", [16, 32, 48])
 @pytest.mark.parametrize("tokens", [16, 32, 64])
 def test_sizes_of_pages(page_size: int, tokens: int) -> None:
@@ -235,6 +237,9 @@ def test_heads_and_latent_pages_that_do_not(changes: dict[str, int]) -> None:
     assert not piece_attention_rule(target(), **(shape | changes))
 
 
+@pytest.mark.slow(
+    "assembles a large kernel for each case", quick=["f16-parts=1-sm_90", "bf16-parts=2-sm_120"]
+)
 @pytest.mark.grid
 @pytest.mark.parametrize("arch", ptxas.TARGETS)
 @pytest.mark.parametrize("dtype, parts", [("bf16", 1), ("f16", 1), ("bf16", 2)])

@@ -115,6 +115,7 @@ def test_agrees_with_lanes(dtype: str) -> None:
     assert nmse(got, want.astype(np.float64)) <= TOLERANCE[dtype]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [4, 16])
 def test_a_group_reads_its_keys_and_values_once(group: int, dtype: str) -> None:

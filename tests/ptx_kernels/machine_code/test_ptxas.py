@@ -11,9 +11,11 @@ from collections.abc import Iterable
 import pytest
 from support.assembled import assemble_each
 
+from ptx_kernels.devices import DEVICES
 from ptx_kernels.kernels import CASES, KERNELS, Case
 from ptx_kernels.machine_code import ptxas
 from ptx_kernels.machine_code.ptxas import (
+    MULTIPROCESSORS,
     TARGETS,
     Assembly,
     AssemblyError,
@@ -194,6 +196,15 @@ def test_shared_memory_is_the_least_size_that_holds_all_blocks(
     registers, threads, shared, arch, size
 ):
     assert shared_split(_assembly(registers, arch=arch), threads, shared) == size << 10
+
+
+@pytest.mark.parametrize("arch, blocks", [("sm_80", 32), ("sm_86", 16), ("sm_89", 24)])
+def test_blocks_of_one_warp(arch, blocks):
+    assert occupancy(_assembly(arch=arch), 32).blocks == blocks
+
+
+def test_the_multiprocessor_of_every_known_device():
+    assert {device.arch for device in DEVICES.values()} == {*MULTIPROCESSORS}
 
 
 def test_occupancy_refuses_what_cannot_be():

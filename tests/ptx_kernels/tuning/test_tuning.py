@@ -9,11 +9,13 @@ import math
 
 import pytest
 
+from ptx_kernels import formats
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.argmax import argmax_splits_rule
 from ptx_kernels.kernels.attention import paged_attention_rule
 from ptx_kernels.kernels.gemm import (
     GemmConfig,
+    expert_gemm_rule,
     f16_products_rule,
     fused_gemm_rule,
     gemm_rule,
@@ -22,6 +24,7 @@ from ptx_kernels.kernels.gemm import gemm as gemm_kernel
 from ptx_kernels.kernels.gemm.tilings import Shape
 from ptx_kernels.kernels.matvec import MatvecConfig, fused_matvec_rule, matvec_rule, qkv_matvec
 from ptx_kernels.kernels.rms_norm import rms_norm_rule
+from ptx_kernels.limits import gemm_takes
 from ptx_kernels.tuning import choose, current_device, decide, on_device, tables, target
 
 #: (name from the driver, multiprocessors from the driver or None, the actual number)
@@ -229,3 +232,16 @@ def test_multiprocessors_come_from_the_device():
     for name in (None, 5, b"H200"):
         with pytest.raises(TypeError, match="device=.* must be a name as the driver reports it"):
             target(name)
+
+
+@pytest.mark.parametrize("m", [65, 8192])
+@pytest.mark.parametrize("format", [name for name in formats.names() if gemm_takes(name, 4096)])
+def test_tiles_of_many_rows_fit_the_memory_of_turing(format, m):
+    """Kernels are built for a T4, whose thread blocks have at most 64 KB of shared memory."""
+    shape = {"format": format, "n": 1024, "columns": 4096, "m": m}
+    with on_device(target("Tesla T4")):
+        config = choose(gemm_rule, **shape)
+        of_experts = choose(expert_gemm_rule, **shape, experts=8)
+        built = [KERNELS["gemm"](**shape, config=each) for each in (config, of_experts)]
+    assert max(kernel.dynamic_shared_bytes for kernel in built) <= 64 << 10
+    assert {kernel.arguments["oldest"] for kernel in built} == {75}

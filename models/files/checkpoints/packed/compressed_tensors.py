@@ -101,6 +101,9 @@ def find(weights: Weights, settings: JSONFields) -> Iterator[PackedTensor]:
     dense_first = _is_dense(settings)
     for module in modules(weights, "weight_packed"):
         packed = weights.expect(f"{module}.weight_packed", ("U8", "I32"))
+        if len(packed.shape) > 2:
+            problem = "has the experts of a layer in one tensor, which is not supported: save a "
+            weights.fail(f"{module}.weight_packed", f"{problem}module per expert")
         if packed.dtype == "I32":
             yield _integers(weights, module, bits, dense_first, beside(weights, module))
         else:

@@ -491,6 +491,8 @@ NAN, INF = np.float16(np.nan), np.float16(np.inf)
         ("ct-int8-zeros", {"weight_zero_point": np.zeros(3, np.int8)}, "zero_point': has shape"),
         ("ct-int4", {"weight_shape": None}, "weight_shape': is missing"),
         ("ct-int4", {"weight_shape": np.array([64, 104])}, "weight_packed': has shape"),
+        ("ct-int4", {"weight_packed": np.zeros((2, 64, 12), "i4")}, "experts of a layer in one"),
+        ("ct-mxfp4", {"weight_packed": np.zeros((2, 64, 48), "u1")}, "experts of a layer in one"),
         ("ct-int4", {"weight_shape": np.array([-64, 96])}, "weight_packed': has shape"),
         ("ct-int4", {"weight_scale": np.ones((64, 5), BF16)}, "has 5 groups"),
         ("ct-int4", {"weight_scale": np.ones((63, 3), BF16)}, "weight_scale': has shape"),

@@ -1,0 +1,3 @@
+"""Checks of a GPU for `jax-q4k doctor --gpu`: its driver, clusters and graphs, each kernel."""
+
+__all__ = ["devices", "kernels"]

@@ -1,0 +1,59 @@
+"""Runs all checks of `jax-q4k doctor --gpu` and prints a report that can be pasted."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Iterator
+
+import jax_q4k as jq
+
+from . import processes
+from .checks import CHECKS
+from .results import Result, ok
+
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "jax-cuda13-plugin",
+    "jax-cuda12-plugin",
+    "cuda-bindings",
+    "numpy",
+)
+_WIDTH = max(map(len, CHECKS))
+
+
+def run_checks(simulated: bool, show: Callable[[str], object]) -> bool:
+    """Runs all checks and shows the report line by line; returns whether none failed."""
+    show(_versions())
+    if simulated:
+        show("dry run: the kernels run in the simulator, no GPU is used")
+    found: dict[str, Result] = {}
+    for name, check in CHECKS.items():
+        if check.without is not None and found["generation"].status != "failed":
+            continue  # nothing to search for
+        result = processes.run(name, simulated=simulated)
+        if check.without is not None and result.status == "ok":
+            result = ok(result.line, check.advice)
+        found[name] = result
+        for line in _lines(name, result):
+            show(line)
+    good = all(result.status != "failed" for result in found.values())
+    show("no check failed" if good else "a check failed")
+    return good
+
+
+def _lines(name: str, result: Result) -> Iterator[str]:
+    yield f"{name:{_WIDTH}}  {result.status:7}  {result.line}"
+    for detail in result.details:
+        yield f"{'':{_WIDTH}}           {detail}"
+
+
+def _versions() -> str:
+    found = [f"jax-q4k {jq.__version__}", f"Python {platform.python_version()}"]
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join([*found, f"{platform.system()} {platform.machine()}"])
