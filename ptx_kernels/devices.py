@@ -307,9 +307,9 @@ _WAITING_WARPS = 7
 def tensor_busy(warps: int) -> float:
     """Returns the fraction of clocks in which issue slots and L1 of a multiprocessor can be busy.
 
-    warps: resident warps of a kernel that uses tensor cores. Its warps wait for results, copies and
-    each other. The formula is that of warps that wait and work in turn; its constant fits ten
-    products and attentions on an H200, each with 8 warps, within 13 % (`benchmarks/results`).
+    warps: resident warps of a kernel that multiplies packed weights on tensor cores. Its warps wait
+    for results, copies and each other. The formula is that of warps that wait and work in turn; its
+    constant fits products on an H200, each with 8 warps (docs/cost-model.md).
     """
     return warps / (warps + _WAITING_WARPS)
 

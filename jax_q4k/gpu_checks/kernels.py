@@ -88,7 +88,7 @@ def compare_kernels(
     def compare(equation: Any, leaves: Sequence[Any]) -> list[Any]:
         op, params = OPS[equation.primitive], dict(equation.params)
         tree, asked = params.pop("tree"), params.pop("implementation")
-        with tuning.on_device(target), tuning.on_device(device_here(clusters=asked.clusters)):
+        with tuning.on_device(target), tuning.on_device(device_here(asked=asked)):
             composed = jax.make_jaxpr(op.inspected("ptx", tree, params))(*leaves)
         own, params = without_prefetch(leaves, tree, params)
         kernels = [

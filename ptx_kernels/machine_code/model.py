@@ -11,8 +11,8 @@ The model, for one launch with known memory traffic, loop trips and grid:
                 count, nor do bytes that earlier launches prefetched and that have arrived by then.
                 Prefetches for later launches are served first; what remains of them adds to it
     issue       clocks that the busiest unit of the busiest multiprocessor needs for all
-                instructions; with tensor cores, over the fraction of clocks in which resident
-                warps can keep it busy (`devices.tensor_busy`)
+                instructions; for packed weights on tensor cores, over the fraction of clocks in
+                which resident warps can keep it busy (`devices.tensor_busy`)
     l1          clocks of its shared memory and L1, one per wavefront, over the same fraction
     l2          bytes that thread blocks read and write, each byte once per thread block, /
                 bandwidth of the L2 cache, or bytes of the busiest multiprocessor / bandwidth of its
@@ -150,6 +150,7 @@ class Launch:
       blocks, warps: thread blocks of the grid, warps of a thread block.
       resident_blocks: thread blocks that fit on a multiprocessor at once.
       cluster: thread blocks of a cluster.
+      unpacks: whether it multiplies packed weights.
       nbytes: minimum bytes of memory traffic.
       body: code that every warp runs: the hot loop and the code around and after it, or a full
         kernel without a loop.
@@ -185,6 +186,7 @@ class Launch:
     coming_bytes: float = 0.0
     queued_bytes: float = 0.0
     cluster: int = 1
+    unpacks: bool = False
 
     def busiest(self, device: Device) -> int:
         """Returns the thread blocks of the busiest multiprocessor."""
@@ -247,7 +249,7 @@ def clock(launch: Launch, device: Device) -> float:
 
 def busy(launch: Launch, device: Device) -> float:
     """Returns the fraction of clocks in which the resident warps can keep a unit busy."""
-    if not launch.tensor:
+    if not (launch.tensor and launch.unpacks):
         return 1.0
     resident = min(launch.resident_blocks, launch.busiest(device))
     return tensor_busy(resident * launch.warps)

@@ -166,6 +166,7 @@ def _launch(kernel: Kernel, machine: Code, done: Work, fit: Occupancy) -> Launch
         warps=warps,
         resident_blocks=fit.blocks,
         cluster=math.prod(kernel.cluster),
+        unpacks=packed_weights(kernel) is not None,
         nbytes=done.nbytes,
         prologue=Section((*staging, parts.before)),
         body=Section((Section((parts.outer, loop, parts.behind), turns), parts.once)),

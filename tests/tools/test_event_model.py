@@ -150,7 +150,7 @@ def test_a_warp_alone_under_other_assumptions(name, value, more):
 def test_pipes_under_other_assumptions(opcode, name, value, factor):
     """16 warps of one multiprocessor keep a pipe busy; `busy` is of kernels with tensor cores."""
     work = tuple(dataclasses.replace(i, opcode=opcode) for i in WORK)
-    full = launch(work, warps=16, turns=20, blocks=1, nbytes=1000)
+    full = launch(work, warps=16, turns=20, blocks=1, nbytes=1000, unpacks=True)
     changed = dataclasses.replace(BASE, **{name: value})
     taken = [seconds(full, DEVICE, each) - LAUNCH for each in (BASE, changed)]
     assert taken[1] / taken[0] == pytest.approx(factor, rel=0.05)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...devices import Target, tensor_busy
+from ...devices import Target
 from ...ptx import MAX_CLUSTER
 from .config import PagedAttentionConfig
 
@@ -12,9 +12,6 @@ from .config import PagedAttentionConfig
 #: round of a block's tokens when memory latency binds.
 _MERGE_LAUNCH = 1.6e-6
 _ROUND = {True: 0.75e-6, False: 1.05e-6}  # on tensor cores (True), on lanes
-
-#: Bytes of 16-bit pages per second that one multiprocessor's L1 serves to tensor cores, at most.
-_L1_BANDWIDTH = 71e9
 
 
 def clustered(
@@ -31,8 +28,7 @@ def clustered(
     A cluster has at most eight thread blocks, and so few that all clusters run at once. If the
     Config has more splits, the cluster has fewer thread blocks than the device can hold. If each
     thread block then has its own multiprocessor, it gets twice as many warps. That uses the memory
-    as well, but takes more rounds and loads the L1 caches of fewer multiprocessors, which matters
-    when few heads have long contexts.
+    as well, but takes more rounds, which matters when few heads have long contexts.
 
     Args:
       config: has as many splits as fill the device.
@@ -51,13 +47,7 @@ def clustered(
     single = device.busiest(blocks * splits, splits) == 1 and config.resident_blocks > 1
     if splits < config.splits and single and tokens > step:
         chosen = replace(chosen, warps=2 * config.warps, resident_blocks=1)
-    once = _ROUND[config.tensor_cores]
-
-    def seconds(way: PagedAttentionConfig) -> float:
-        busiest = device.busiest(blocks * way.splits, way.splits if way.cluster else 1)
-        warps = min(busiest, way.resident_blocks) * way.warps
-        l1 = busiest * nbytes / (blocks * way.splits) / (_L1_BANDWIDTH * tensor_busy(warps))
-        rounds = once * -(-capacity // (way.splits * step * way.warps // config.warps))
-        return max(nbytes / facts.bandwidth, rounds, l1 if config.tensor_cores else 0.0)
-
-    return chosen if seconds(chosen) <= seconds(config) + _MERGE_LAUNCH else config
+    bandwidth, once = nbytes / facts.bandwidth, _ROUND[config.tensor_cores]
+    separate = max(bandwidth, once * -(-capacity // (config.splits * step)))
+    together = max(bandwidth, once * -(-capacity // (splits * step * chosen.warps // config.warps)))
+    return chosen if together <= separate + _MERGE_LAUNCH else config

@@ -100,7 +100,7 @@ def test_bounds_by_hand():
 def test_tensor_cores_leave_issue_slots_and_l1_idle():
     """Four resident warps work in 4 of 11 clocks; clusters of eight use 96 multiprocessors."""
     loop = (*LOOP, SassInstruction(0, "", "HMMA.16816.F32.BF16", "R0, R4, R8, R12"))
-    found = model.predict(launch(loop=loop, wavefronts=50), DEVICE)
+    found = model.predict(launch(loop=loop, wavefronts=50, unpacks=True), DEVICE)
     assert found.bounds["l1"] == pytest.approx(4 * 50e-9 * 11 / 4)
     assert found.bounds["issue"] == pytest.approx(10 * 85e-9 * 11 / 4)
     device = dataclasses.replace(DEVICE, groups=(16,) * 6 + (4,))
