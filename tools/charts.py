@@ -21,6 +21,7 @@ OURS, THEIRS, XLA, FORK = "#00796b", "#b0bec5", "#ef9a3c", "#78909c"
 #: Programs measured on a CPU, by their name in results -> color.
 PROGRAMS = {"ours": OURS, "llama.cpp": THEIRS, "ik_llama.cpp": FORK}
 #: Series of the 8B chart for GPUs.
+_H100, _H200 = "gpu-nvidia-h100-80gb-hbm3-20261128", "gpu-nvidia-h200-20261126"
 GPU_SERIES = {"H100": XLA, "H200": OURS, "H200, predicted": THEIRS}
 #: Width of one column on a phone, at which text is still readable: inches.
 WIDTH = 4.2
@@ -111,19 +112,13 @@ def predicted() -> Figures:
 def gpu() -> Figures:
     """Returns tokens per second of Llama 3.1 8B on GPUs.
 
-    They are measured on an H100 and an H200, and predicted for an H200.
+    They are measured on an H100 and an H200, and predicted for an H200 before that.
     """
-    programs = [p for p in _read("step_times")["programs"] if p["shape"] == "llama-3.1-8b"]
+    predicted = _read(_H200)["predicted_before"]
     found: Figures = {"Decoding": {}, "Prompt": {}}
     for batch, prompt in ((1, 0), (8, 0), (32, 0), (1, 4096)):
-        (one,) = (
-            p for p in programs if (p["batch"], p["prompt"], p["before"]) == (batch, prompt, 0)
-        )
-        rates = [
-            _measured(name, batch, prompt)
-            for name in ("gpu-nvidia-h100-80gb-hbm3-20261128", "gpu-nvidia-h200-20261126")
-        ]
-        rates.append(one["tokens_per_second"])
+        rates = [_measured(name, batch, prompt) for name in (_H100, _H200)]
+        rates.append(predicted[f"prompt of {prompt}" if prompt else f"batch {batch}"])
         group, name = ("Prompt", f"{prompt} tokens") if prompt else ("Decoding", f"batch {batch}")
         found[group][name] = [round(rate) for rate in rates]
     return found
