@@ -61,7 +61,8 @@ class Device:
 
         cluster, resident: see `places`. Where clusters leave multiprocessors idle, others get more.
         """
-        full, rest = divmod(blocks, self.places(cluster, resident))
+        # no place: too few multiprocessors for a cluster
+        full, rest = divmod(blocks, self.places(cluster, resident) or 1)
         fit = (n for n in range(resident + 1) if self.places(cluster, n) >= rest)
         return full * resident + next(fit)
 
@@ -106,9 +107,9 @@ LEAST = 75
 _MB = 1 << 20
 _L2_BYTES = 5.5e12 / (132 * 1.98e9)  # per clock and multiprocessor
 
-#: Multiprocessors of a GPC, if unknown; and of an H100's or H200's: others list one with a GPC of
-#: 16, where clusters of eight use 120 of 132 multiprocessors. With these sizes they do; which
-#: multiprocessors are disabled differs from one chip to the next.
+#: Multiprocessors of a GPC, if unknown; and of each GPC of an H100 or H200. On an H100 that others
+#: traced (accel-sim/gpu-app-collection), clusters of eight ran on 120 of 132 multiprocessors, which
+#: these sizes give. Which multiprocessors are disabled differs from one chip to the next.
 _GROUP = 16
 _HOPPER_GROUPS = (18, 18, 18, 16, 16, 16, 16, 14)
 

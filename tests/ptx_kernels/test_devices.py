@@ -6,7 +6,9 @@ import dataclasses
 
 import pytest
 
-from ptx_kernels.devices import DEVICES, tensor_busy
+from ptx_kernels.devices import DEVICES, target, tensor_busy
+from ptx_kernels.kernels.attention import paged_attention_rule
+from ptx_kernels.kernels.gemm import fused_gemm_rule
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,15 @@ def test_blocks_of_the_busiest_multiprocessor(blocks, cluster, resident, busiest
 def test_unknown_groups_have_sixteen_multiprocessors():
     device = dataclasses.replace(DEVICES["B200"], multiprocessors=40)
     assert device.places(8) == 40 and device.places(6) == 12 + 12 + 6
+
+
+def test_a_part_of_a_device_may_have_no_place_for_clusters():
+    """The rules then choose Configs without them."""
+    few = target("NVIDIA H200", multiprocessors=4)
+    assert few.busiest(16, 8) >= 16 > few.busiest(16)
+    config = paged_attention_rule(target("NVIDIA H200", 1), 1, 32, 8, 128, 4096, "bf16")
+    assert not config.cluster
+    assert fused_gemm_rule(few, ("Q4_K",), (4096,), 4096, 8, "f32", "int8").splits <= 4
 
 
 def test_more_warps_keep_a_multiprocessor_busier():

@@ -41,8 +41,10 @@ def clustered(
     if config.splits == 1 or facts is None or not device.clusters:
         return config
     splits = min(config.splits, MAX_CLUSTER)
-    while splits > 2 and device.busiest(blocks * splits, splits) > device.busiest(blocks * splits):
+    while splits > 1 and device.busiest(blocks * splits, splits) > device.busiest(blocks * splits):
         splits -= 1
+    if splits == 1:  # a device of few multiprocessors
+        return config
     tokens, chosen = capacity / splits, replace(config, splits=splits, cluster=True)
     single = device.busiest(blocks * splits, splits) == 1 and config.resident_blocks > 1
     if splits < config.splits and single and tokens > step:
