@@ -80,6 +80,7 @@ def test_every_public_name_is_there_and_listed(module):
                 "environment",
                 "formats",
                 "gguf",
+                "gpu_checks",
                 "lazy_imports",
                 "native",
                 "quantizers",

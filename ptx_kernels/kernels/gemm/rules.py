@@ -99,6 +99,8 @@ def _fused_gemm(
         m_tiles = sorted({min(-(-m // 16) * 16, s, largest) for s in _M_TILES})
         two = shape.together == 1
         tilings += [(8, 1, 2), (4, 2, 2)] * two
+        if m > FEW_ROWS:  # all tiles of a prompt pass through L2: large ones of all rows
+            m_tiles, two, tilings = m_tiles[-1:], False, [(8, 1, 2)] * two + [(8, 1, 1), (4, 1, 1)]
     else:
         largest = min(t.gemm_few_rows for t in tunings)
         m_tiles = [8] if m <= 8 else sorted({min(-(-m // 16) * 16, s, largest) for s in _M_TILES})

@@ -106,7 +106,7 @@ def test_tensors_are_read_one_at_a_time(whole, split):
         for name, tensor in read.items():
             assert tensor.shape == whole.tensors[name].shape
     with pytest.raises(ValueError, match="closed"):
-        os.fstat(file._source.sources[-1]._file.fileno())
+        os.fstat(file._reader.source.sources[-1]._file.fileno())
 
 
 def test_an_alignment_of_the_files_own(whole, tmp_path):

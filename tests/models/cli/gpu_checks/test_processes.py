@@ -53,7 +53,13 @@ def test_a_hang_ends_with_its_children(run, tmp_path):
     assert found.status == "failed" and found.details == ("now",)
     assert "no result after 0 seconds: the driver or a kernel hangs" in found.line
     child = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
-    assert not child.exists() or child.read_text().split()[2] == "Z"
+
+    def ended() -> bool:
+        return not child.exists() or child.read_text().split()[2] == "Z"
+
+    while not ended() and time.monotonic() - started < 10:  # killed, but not yet dead
+        time.sleep(0.01)
+    assert ended()
 
 
 @pytest.mark.parametrize("printed", ["", "hello", "[]", '{"status": "ok"}'])
