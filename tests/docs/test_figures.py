@@ -426,8 +426,8 @@ def packed_and_decoded():
 
 @says(
     PREDICTIONS,
-    "Qwen 3 30B-A3B runs at 9132 tokens per second",
-    "one of Gemma 3 12B at 10239",
+    "Qwen 3 30B-A3B runs at 8986 tokens per second",
+    "one of Gemma 3 12B at 10301",
     "Gemma 3 12B processes 20081 tokens per second",
     "The models differ by more than 15 % for short prompts of Qwen 3 30B-A3B",
 )
@@ -435,7 +435,7 @@ def other_models():
     qwen, gemma = (predicted(shape) for shape in ("qwen3-30b-a3b", "gemma-3-12b"))
     piece = "prompt of 256 after 4096"
     rates = [p["tokens_per_second"] for p in (qwen[piece], gemma[piece], gemma["prompt of 4096"])]
-    assert [f"{rate:.0f}" for rate in rates] == ["9132", "10239", "20081"]
+    assert [f"{rate:.0f}" for rate in rates] == ["8986", "10301", "20081"]
     apart = {what: abs(program["apart"]) > 0.15 for what, program in qwen.items()}
     assert apart == {what: "prompt of 512" in what or "256" in what for what in qwen}
     assert not any(abs(program["apart"]) > 0.15 for program in gemma.values())
