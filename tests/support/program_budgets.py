@@ -141,7 +141,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
         "gated_gemm_q4_k_f16_m32 14336x4096": Budget(6.6, None, 1.01, TENSOR_ROWS),
         "gemm_q4_k_f16_m32 4096x14336": Budget(8.05, None, 1.02, TENSOR_ROWS),
         "qkv_gemm_q4_k_q6_k_f16_m32 6144x4096": Budget(6.66, None, 1.01, TENSOR_ROWS),
-        "gemm_q6_k_f16_m32 4096x14336": Budget(6.15, None, 1.06, TENSOR_ROWS),
+        "gemm_q6_k_f16_m16 4096x14336": Budget(6.38, None, 1.02, TENSOR_ROWS),
         "gemm_q6_k_f16_m32 128256x4096": Budget(6.15, None, 1.06, TENSOR_ROWS),
     },
     Asked("llama-3.1-8b", prompt=192): {
