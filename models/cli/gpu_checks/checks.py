@@ -119,8 +119,9 @@ def _devices(simulated: bool, progress: Progress) -> Result:
 #: Parts of generation that can be switched off, and what to write if that helps.
 _PARTS: dict[Part, str] = {
     "clusters": NO_CLUSTERS,
-    "prefetch": "write jq.implementation(prefetch=False)",
-    "graph": "the loop fails only in a CUDA graph: please report it",
+    "prefetch": "write jq.implementation(prefetch=False), or --no-prefetch on the command line",
+    "graph": "the loop fails only in a CUDA graph: write jq.implementation(graphs=False), or "
+    "--no-graphs on the command line, and please report it",
     "kernels": "write jq.implementation('xla'), or --implementation xla on the command line",
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Literal
 
@@ -36,8 +35,6 @@ def generates(
       without: the part that is switched off.
     """
     model = models.load("demo")
-    if without == "graph":  # then the host drives the loop
-        model.network = dataclasses.replace(model.network, on_gpu=False)
     prompt, count = SIMULATED if simulated else GENERATED
     rates = []
     bars = list(_BARS.items())[: 1 if simulated else None]
@@ -48,6 +45,7 @@ def generates(
             activations=activations,
             clusters=without != "clusters",
             prefetch=without != "prefetch",
+            graphs=without != "graph",
         ):
             output = models.generate(model, prompt, max_new_tokens=count)
         rates.append(f"{output.timings.tokens_per_second:.0f}")
