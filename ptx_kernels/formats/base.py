@@ -53,8 +53,8 @@ class FormatTuning:
         spill.
       gemm_unrolled: maximum activations times tiles of a warp for which a step of 256 columns is
         unrolled; more would spill.
-      gemm_pair_rows: maximum rows of activations for which two matrices need no more than 128
-        registers, int8 products.
+      gemm_pair_rows: maximum rows of activations for which two matrices, or joined ones, need no
+        more than 128 registers, int8 products.
       gemm_f16_rows: maximum rows of activations per thread block, f16 products; more spill.
       int8_issue_slots: issue slots of an int8 product of 16 x 8 x 32, including its share of
         everything in a step (`benchmarks.tensor_cores`); None if not measured.

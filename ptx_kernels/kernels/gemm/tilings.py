@@ -119,10 +119,13 @@ class Shape:
 
     def most_warps(self, config: GemmConfig) -> int:
         """Returns the warps that a multiprocessor may have without spilling registers."""
-        rows = _MANY_ROWS if len(set(self.formats)) == 1 else _MIXED_ROWS
+        rows, pair = _MANY_ROWS, min(block_format(f).tuning.gemm_pair_rows for f in self.formats)
         if self.together > 1:
-            tunings = (block_format(name).tuning for name in self.formats)
-            rows = min(t.gemm_pair_rows for t in tunings) if config.products == "int8" else 0
+            rows = pair if config.products == "int8" else 0
+        elif len(set(self.formats)) > 1:
+            rows = min(pair, _MIXED_ROWS)
+        elif len(self.rows) > 1 and config.products == "int8":
+            rows = pair
         return _MANY_WARPS if config.tiles == 1 and config.m_tile <= rows else _WARPS
 
     def widened(self, config: GemmConfig) -> GemmConfig:
