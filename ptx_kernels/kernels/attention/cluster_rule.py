@@ -1,7 +1,8 @@
-"""Selection rule: when decode attention's splits form a thread block cluster that merges them."""
+"""Selection rules: when decode attention's splits form a thread block cluster that merges them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ...devices import Target
@@ -12,6 +13,8 @@ from .config import PagedAttentionConfig
 #: round of a block's tokens when memory latency binds.
 _MERGE_LAUNCH = 1.6e-6
 _ROUND = {True: 0.75e-6, False: 1.05e-6}  # on tensor cores (True), on lanes
+#: Seconds of a round of lanes by the cost model, and of each query head in it.
+_LANES_ROUND, _QUERY = 0.6e-6, 0.1e-6
 
 
 def clustered(
@@ -53,3 +56,48 @@ def clustered(
     separate = max(bandwidth, once * -(-capacity // (config.splits * step)))
     together = max(bandwidth, once * -(-capacity // (splits * step * chosen.warps // config.warps)))
     return chosen if together <= separate + _MERGE_LAUNCH else config
+
+
+def divided(
+    device: Target,
+    config: PagedAttentionConfig,
+    few: Sequence[PagedAttentionConfig],
+    *,
+    contexts: int,
+    group: int,
+    capacity: int,
+    streams: int,
+    nbytes: int,
+) -> PagedAttentionConfig:
+    """Returns `config`, or the first Config of `few` that is faster and whose clusters run at once.
+
+    The Configs of `few` divide a group's query heads over more thread blocks, each of which reads
+    all keys and values, from the L2 cache after the first. A warp then has fewer query heads, and
+    its rounds are shorter. That is faster for short contexts of few KV heads, which leave most
+    multiprocessors idle. Longer contexts are faster with more splits.
+
+    Args:
+      few: Configs for lanes, clusters without teams, in the order of preference.
+      contexts: sequences times KV heads; `group`: query heads of each.
+      capacity: tokens of a context.
+      streams: tokens of a warp at once.
+      nbytes: bytes of all pages.
+    """
+    facts = device.facts
+    if facts is None or not device.clusters:
+        return config
+
+    def seconds(config: PagedAttentionConfig, passes: int) -> float:
+        step = streams * config.warps // config.teams * config.unroll
+        rounds = -(-capacity // (config.splits * step))
+        merge = 0.0 if config.cluster or config.splits == 1 else _MERGE_LAUNCH
+        reading = max(nbytes / facts.bandwidth, passes * nbytes / facts.l2_bandwidth)
+        return max(reading, rounds * (_LANES_ROUND + config.queries * _QUERY)) + merge
+
+    before = seconds(config, -(-group // (config.queries * config.teams)))
+    for each in few:
+        passes = -(-group // each.queries)
+        blocks = contexts * passes * each.splits
+        if device.busiest(blocks, each.splits) == 1 and seconds(each, passes) < before:
+            return each
+    return config

@@ -22,6 +22,7 @@ from .rules import (
     merge_attention_rule,
     paged_attention_rule,
     piece_attention_rule,
+    round_tokens,
 )
 from .split_keys import split_keys
 from .step_rows import STEP
@@ -262,16 +263,25 @@ def _shorter(arguments: Arguments) -> tuple[str, int] | None:
     )
 
 
-def _trips(arguments: Arguments) -> float | None:
-    """Returns the trips of the tensor-core loop; None for the loop of lanes.
+def _trips(arguments: Arguments) -> float:
+    """Returns the trips of all warps through the loop over tokens.
 
-    The tensor-core loop loads several widths, so its loads do not determine the trips.
+    The loop's bytes do not determine them: tensor cores and latent rows take loads of several
+    widths, and splits write partial results.
     """
-    if not arguments["config"].tensor_cores:
-        return None
+    config, window = arguments["config"], arguments["window"]
     tokens = arguments["pages_per_sequence"] * arguments["page_size"]
-    steps = math.ceil(min(tokens, arguments["window"] or tokens) / STEP)
-    return arguments["batch"] * arguments["num_kv_heads"] * steps * _passes(arguments)
+    tokens = min(tokens, window or tokens)
+    contexts = arguments["batch"] * arguments["num_kv_heads"]
+    if config.tensor_cores:
+        return contexts * math.ceil(tokens / STEP) * _passes(arguments)
+    step = round_tokens(config, arguments["head_dim"], arguments["value_dim"], arguments["dtype"])
+    group = arguments["num_heads"] // arguments["num_kv_heads"]
+    blocks = contexts * math.ceil(group / (min(config.queries, group) * config.teams))
+    share = max(math.ceil(tokens / config.splits), step)
+    full, rest = divmod(tokens, share)
+    rounds = full * math.ceil(share / step) + math.ceil(rest / step)
+    return blocks * config.warps * rounds
 
 
 def _block_tables(

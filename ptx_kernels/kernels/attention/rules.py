@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from ...devices import Target
 from ...limits import PIECE_KEY_PARTS, PIECE_PARTS, causal_attention_takes
-from ...ptx import WARP, bf16
+from ...ptx import MAX_CLUSTER, WARP, bf16
 from ..family import Rule
 from ..gemm.fragments import TILE_ROWS
 from ..pages import PAGE_TYPES
 from .causal_attention import CausalAttentionConfig
-from .cluster_rule import clustered
+from .cluster_rule import clustered, divided
 from .config import PagedAttentionConfig
 from .merge_attention import MergeConfig
 from .step_rows import COLUMNS, STEP
@@ -19,6 +19,7 @@ from .tensor_cores import MOST_QUERIES, tensor_cores_take
 
 _VALUES = 148  # values of queries, and weighted ones, that fit in a lane's registers
 _WARPS = 8  # per multiprocessor, with 255 registers per lane
+_LEAST_SPLIT = 256  # tokens of a context that is split
 
 
 def _per_lane(
@@ -33,6 +34,14 @@ def _per_lane(
     streams = WARP // min(WARP, 1 << (loads - 1).bit_length())
     per_query = 2 * runs * load_bytes // size + 1  # values of the query, and weighted ones
     return streams, per_query, 2 * runs * load_bytes // 4
+
+
+def round_tokens(
+    config: PagedAttentionConfig, head_dim: int, value_dim: int | None, dtype: str
+) -> int:
+    """Returns the tokens that a thread block's lanes process in a round."""
+    streams, *_ = _per_lane(head_dim, value_dim, PAGE_TYPES[dtype].size, config.load_bytes)
+    return streams * (config.warps // config.teams) * config.unroll
 
 
 def _paged_attention(
@@ -59,7 +68,7 @@ def _paged_attention(
     registers allow: two thread blocks of eight warps leave each lane 128 registers, of six 168, of
     four 255. Each lane has four tokens in flight, or two if a split has fewer tokens. A context is
     split to fill two thread blocks per multiprocessor, not more, into parts of at least 64 tokens.
-    Below 256 tokens a second launch costs more.
+    Below 256 tokens (`_LEAST_SPLIT`) a second launch costs more.
 
     For heads wider than 256, and for latent pages, a lane has registers for fewer query heads (four
     of 512 dimensions), and for two tokens or one in flight. A thread block's warps are then teams
@@ -67,7 +76,8 @@ def _paged_attention(
     eight with one. Such a thread block takes few tokens at a time, so its split may be shorter: 32
     tokens for wide heads, 16 for latent pages.
 
-    Splits form a cluster if that is not slower: see `clustered`.
+    Splits form a cluster if that is not slower: see `clustered`. Where few contexts leave
+    multiprocessors idle, more thread blocks have fewer query heads each: see `divided`.
     """
     size, group = PAGE_TYPES[dtype].size, num_heads // num_kv_heads
     taken = tensor_cores_take(dtype, head_dim, page_size, value_dim is not None)
@@ -82,29 +92,52 @@ def _paged_attention(
     if wide and group > (most := min(8, 1 << (_VALUES // per_query).bit_length() - 1)):
         teams = -(-min(group, _WARPS * most) // most)
         queries = -(-group // (teams * -(-group // (teams * most))))
-    blocks = batch * num_kv_heads * -(-group // (teams * queries))
+    contexts = batch * num_kv_heads
+    blocks = contexts * -(-group // (teams * queries))
     resident = 1 if teams > _WARPS // 2 else 2
     splits = 1
-    if capacity >= 256:
+    if capacity >= _LEAST_SPLIT:
         least = 16 if latent else 32 if wide else 64  # tokens
         splits = max(1, min(resident * device.multiprocessors // blocks, capacity // least))
-    for unroll in (2, 1) if wide else (4, 2):
+
+    def registers(queries: int, unroll: int) -> int:
         # in addition to some for addresses and sums; latent values stay floats from scores to sums
-        registers = queries * per_query + unroll * per_token + latent * head_dim // WARP
-        warps = 8 if registers <= 80 else 6 if registers <= 114 else 4
+        return queries * per_query + unroll * per_token + latent * head_dim // WARP
+
+    for unroll in (2, 1) if wide else (4, 2):
+        needed = registers(queries, unroll)
+        warps = 8 if needed <= 80 else 6 if needed <= 114 else 4
         if teams > 1:
             warps = max(1, 4 // teams) * teams
-        if registers <= 190 and streams * warps // teams * unroll <= capacity // splits:
+        if needed <= 190 and streams * warps // teams * unroll <= capacity // splits:
             break
-    config = PagedAttentionConfig(warps, queries, unroll, resident, splits, load_bytes, teams)
-    row = head_dim if latent else 2 * head_dim
-    return clustered(
+    nbytes = contexts * capacity * (head_dim if latent else 2 * head_dim) * size
+    config = clustered(
         device,
-        config,
+        PagedAttentionConfig(warps, queries, unroll, resident, splits, load_bytes, teams),
         blocks=blocks,
         capacity=capacity,
         step=streams * (warps // teams) * unroll,
-        nbytes=batch * num_kv_heads * capacity * row * size,
+        nbytes=nbytes,
+    )
+    if capacity < _LEAST_SPLIT:
+        return config
+    few = [
+        PagedAttentionConfig(_WARPS, count, unroll, 1, MAX_CLUSTER, load_bytes, cluster=True)
+        for count in (2, 4)
+        if count < queries * teams
+        for unroll in ((2, 1) if wide else (4, 2))
+        if registers(count, unroll) <= 190
+    ]
+    return divided(
+        device,
+        config,
+        few,
+        contexts=contexts,
+        group=group,
+        capacity=capacity,
+        streams=streams,
+        nbytes=nbytes,
     )
 
 
@@ -121,7 +154,7 @@ def _by_tensor_cores(
     blocks = -(-group // MOST_QUERIES)
     queries = -(-group // blocks)
     splits = 1
-    if capacity >= 256:
+    if capacity >= _LEAST_SPLIT:
         resident = 2 * device.multiprocessors // (contexts * blocks)
         splits = max(1, min(resident, capacity // (4 * STEP)))
     parts = 1 if queries <= COLUMNS else 2  # low parts have their own registers

@@ -33,21 +33,25 @@ def _gated_delta_rule(
 
 
 def _gated_delta_step(key_dim: int, value_dim: int) -> GatedDeltaStepConfig:
-    """Returns the Config for a head size: four columns per lane, of at most 16 rows.
+    """Returns the Config for a head size: four columns per lane, 16-byte loads.
 
-    Loads have 16 bytes.
-
-    If eight warps hold a head, registers suffice for two thread blocks. A head that eight warps
-    cannot hold is processed in several passes.
+    Heads up to 128 x 128 have four lanes per column, so that each load of a warp has complete lines
+    of 128 bytes; registers suffice for two thread blocks. In other heads a lane has at most 16
+    rows. If eight warps hold such a head, registers suffice for two thread blocks. A head that
+    eight warps cannot hold is processed in several passes.
     """
+    small = key_dim <= _ROWS * 4 and value_dim <= 128
     lanes = next(
         n
         for n in (4, 8, 16, 32)
-        if key_dim % n == 0 and key_dim <= 16 * n and value_dim * n % (4 * WARP) == 0
+        if key_dim % n == 0
+        and (key_dim <= 16 * n or (small and n == 4))
+        and value_dim * n % (4 * WARP) == 0
     )
     whole = value_dim * lanes // (4 * WARP)
     warps = max(n for n in range(1, 9) if whole % n == 0)
-    return GatedDeltaStepConfig(warps, lanes, columns=4, resident_blocks=2 if whole == 8 else 1)
+    twice = whole == 8 or (lanes == 4 and whole == 4)
+    return GatedDeltaStepConfig(warps, lanes, columns=4, resident_blocks=2 if twice else 1)
 
 
 gated_delta_rule_rule: Rule[GatedDeltaRuleConfig] = Rule("gated_delta_rule", _gated_delta_rule)

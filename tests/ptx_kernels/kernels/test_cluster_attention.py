@@ -13,7 +13,12 @@ from support.helpers import nmse
 from support.oracles import stored
 
 from ptx_kernels import simulator
-from ptx_kernels.kernels.attention import PagedAttentionConfig, leaves_f16, paged_attention
+from ptx_kernels.kernels.attention import (
+    PagedAttentionConfig,
+    leaves_f16,
+    paged_attention,
+    paged_attention_rule,
+)
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.kernels.pages import PAGE_TYPES
 from ptx_kernels.kernels.quantize_f16 import quantize_f16
@@ -21,6 +26,7 @@ from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.simulator import Traffic
 from ptx_kernels.simulator.traffic import total
+from ptx_kernels.tuning import choose
 
 LANES = PagedAttentionConfig(warps=2, queries=2, cluster=True)
 CORES = PagedAttentionConfig(warps=2, queries=4, tensor_cores=True, cluster=True)
@@ -35,6 +41,23 @@ def test_lengths(config: PagedAttentionConfig, splits: int) -> None:
     config = replace(config, splits=splits)
     got, want = run(LENGTHS, group=4, head_dim=64, dtype="f16", config=config)
     assert (got[0] == 0).all()
+    assert nmse(got, want) <= TOLERANCE
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("dtype", PAGE_TYPES)
+@pytest.mark.parametrize(
+    "head_dim, value_dim, group", [(320, 256, 11), (256, None, 5)], ids=["latent", "wide"]
+)
+def test_groups_divided_by_the_rule(
+    head_dim: int, value_dim: int | None, group: int, dtype: str
+) -> None:
+    """A group of one KV head, over clusters of two query heads; the last has one."""
+    # pages of eight tokens, which tensor cores do not take
+    config = choose(paged_attention_rule, 1, group, 1, head_dim, 512, dtype, value_dim, 8)
+    assert (config.cluster, config.queries, config.teams) == (True, 2, 1)
+    sizes = dict(head_dim=head_dim, value_dim=value_dim, group=group, kv_heads=1)
+    got, want = run([77], dtype=dtype, config=config, **sizes)
     assert nmse(got, want) <= TOLERANCE
 
 

@@ -474,6 +474,56 @@ def test_blocks_of_few_tokens_at_a_time_take_shorter_parts(
     assert seconds(config.splits) < 0.75 * seconds(512 // 64)
 
 
+@pytest.mark.slow("assembles and simulates large kernels")
+@pytest.mark.parametrize(
+    "num_heads, num_kv_heads, head_dim, value_dim, tokens, queries",
+    [
+        (20, 1, 576, 512, 512, 2),
+        (16, 2, 256, None, 2048, 2),
+        (32, 4, 512, None, 1024, 4),
+    ],
+)
+def test_few_contexts_divide_their_query_heads(
+    num_heads, num_kv_heads, head_dim, value_dim, tokens, queries
+):
+    """GLM 4.7 Flash, Qwen 3.6 35B-A3B, and Gemma 4's global layers, as predicted for an H200.
+
+    The other Config is that of a device of unknown name, which has no clusters. A context of 32768
+    tokens is split instead.
+    """
+    shape: dict[str, Any] = dict(batch=1, num_heads=num_heads, head_dim=head_dim)
+    heads = 1, num_heads, num_kv_heads, head_dim
+
+    def seconds(config: PagedAttentionConfig) -> float:
+        kernels = [
+            KERNELS["paged_attention"](
+                **shape,
+                num_kv_heads=num_kv_heads,
+                value_dim=value_dim,
+                num_pages=tokens // 16,
+                page_size=16,
+                pages_per_sequence=tokens // 16,
+                scale=1.0,
+                dtype="bf16",
+                config=config,
+            )
+        ]
+        if not config.cluster:
+            merge = choose(merge_attention_rule, value_dim or head_dim, config.splits)
+            merged = shape | {"head_dim": value_dim or head_dim, "splits": config.splits}
+            kernels.append(KERNELS["merge_attention"](**merged, config=merge))
+        found = [figures(kernel, "sm_90") for kernel in kernels]
+        assert [each.spill_bytes for each in found] == [0] * len(found)
+        return sum(each.seconds for each in found if each.seconds is not None)
+
+    config = choose(paged_attention_rule, *heads, tokens, "bf16", value_dim)
+    assert config.cluster and config.teams == 1 and config.queries == queries
+    whole = paged_attention_rule(target("any", 132), *heads, tokens, "bf16", value_dim)
+    assert seconds(config) < 0.9 * seconds(whole)
+    long = choose(paged_attention_rule, *heads, 32768, "bf16", value_dim)
+    assert not long.cluster and long.queries * long.teams > queries
+
+
 def test_slim_kernels_live_in_the_registers_of_64_resident_warps():
     config = MatvecConfig(lanes=32, unroll=1, warps=32, resident_blocks=2)
     kernel = KERNELS["matvec"](format="Q4_K", n=4096, columns=4096, m=1, config=config)

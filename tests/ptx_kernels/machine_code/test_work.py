@@ -38,6 +38,9 @@ def attention(**changes) -> Kernel:
     return KERNELS["paged_attention"](**(sizes | dict(scale=0.125, dtype="bf16") | changes))
 
 
+LATENT = dict(num_heads=8, num_kv_heads=1, head_dim=320, value_dim=256)
+
+
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_loads_tell_the_same_as_dot_products(format):
     """Weights per iteration, counted by dp4a and by the loads of packed weights.
@@ -160,12 +163,35 @@ def test_only_what_is_touched_counts():
     assert work.traffic(lookup) == 5 * 2 * 144 + 5 * 512 * 4 + 5 * 4
 
 
-def test_attention_reads_its_pages_by_16_byte_loads():
-    kernel = attention()
+@pytest.mark.parametrize(
+    "changes, read",
+    [
+        ({}, 2 * 1),
+        (dict(config=PagedAttentionConfig(warps=2, queries=2, unroll=4)), 2 * 2),
+        (dict(config=PagedAttentionConfig(warps=4, unroll=2, splits=3)), 2 * 1),
+        # latent rows: each team reads the values by wide loads, the rest by narrow ones
+        (dict(LATENT, config=PagedAttentionConfig(4, 2, 2, teams=4)), 4),
+    ],
+    ids=["whole", "halves", "splits", "teams"],
+)
+def test_attention_reads_its_pages_by_16_byte_loads(changes, read):
+    """All tokens of two sequences, times `read` for keys, values, and groups of query heads."""
+    kernel = attention(**changes)
     loop = loop_of(kernel)
     wide = loop.count("load global 128")
     found = work.work(kernel, loop)
-    assert found.trips == work.traffic(kernel) / (wide * 16 * 32)
+    heads, width = kernel.arguments["num_kv_heads"], kernel.arguments["value_dim"] or 64
+    asked = found.trips * wide * 16 * 32
+    assert asked == read * 2 * padded(kernel) * heads * width * 2
+
+
+def padded(kernel: Kernel) -> int:
+    """Tokens of a sequence's rounds: 128, divided over splits and rounded up to full rounds."""
+    config, latent = kernel.arguments["config"], kernel.arguments["value_dim"]
+    step = (1 if latent else 4) * config.warps // config.teams * config.unroll
+    share = -(-128 // config.splits)
+    rest = 128 - (config.splits - 1) * share
+    return step * ((config.splits - 1) * -(-share // step) + -(-rest // step))
 
 
 def test_a_state_is_read_and_written():
