@@ -296,6 +296,8 @@ def _launch(kernel: Kernel, figures: Figures | None) -> str:
         if kernel.dynamic_shared_bytes
         else ""
     )
+    if figures:
+        shared += f", {figures.shared_split >> 10} KB of shared memory per multiprocessor"
     predicted = ""
     if figures and figures.seconds is not None:
         predicted = (

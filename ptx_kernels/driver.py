@@ -28,8 +28,6 @@ import numpy as np
 
 from .ptx import Kernel
 
-#: A function must opt in to more dynamic shared memory than this.
-_STATIC_SHARED_LIMIT = 48 << 10
 _LOG_BYTES = 16 << 10  # of the driver's compiler
 _POISON = 0xFF  # a NaN in every float type, -1 in every integer type
 
@@ -335,11 +333,13 @@ class Device:
             module = self._load(kernel.text)
             self._modules.append(module)
             function = self._call("cuModuleGetFunction", module, kernel.name.encode())
-            if kernel.dynamic_shared_bytes > _STATIC_SHARED_LIMIT:
+            if kernel.dynamic_shared_bytes:  # as XLA launches it (`ptx.split`)
                 limit = (
                     self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 )
                 self._call("cuFuncSetAttribute", function, limit, kernel.dynamic_shared_bytes)
+                preference = self._cuda.CUfunc_cache.CU_FUNC_CACHE_PREFER_SHARED
+                self._call("cuFuncSetCacheConfig", function, preference)
             self._functions[kernel] = function
         return self._functions[kernel]
 

@@ -111,6 +111,7 @@ class SimulatedCuda:
         **{f"CU_DEVICE_ATTRIBUTE_{name}": name for name in ATTRIBUTES}
     )
     CUfunction_attribute = types.SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
+    CUfunc_cache = types.SimpleNamespace(CU_FUNC_CACHE_PREFER_SHARED=1)
     CUstreamCaptureMode = types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
 
     #: Name that the driver would report; choices and predictions are those of an H200.
@@ -131,6 +132,7 @@ class SimulatedCuda:
         self.memory: dict[int, np.ndarray] = {}  # by address
         self.capture: Graph | None = None
         self.limits: dict[Any, int] = {}  # of dynamic shared memory, by function
+        self.preferences: dict[Any, int] = {}  # of L1 cache or shared memory, by function
         self.kernels: dict[str, Kernel] = {}  # by text: how kernels may use their buffers
         self._elapsed = 0.0  # seconds of the last graph
 
@@ -229,6 +231,10 @@ class SimulatedCuda:
 
     def cuFuncSetAttribute(self, function, attribute, value):
         self.limits[function] = value
+        return (Result.CUDA_SUCCESS,)
+
+    def cuFuncSetCacheConfig(self, function, config):
+        self.preferences[function] = config
         return (Result.CUDA_SUCCESS,)
 
     def cuLaunchKernel(self, function, *arguments):
