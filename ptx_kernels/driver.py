@@ -31,6 +31,16 @@ from .ptx import Kernel
 _LOG_BYTES = 16 << 10  # of the driver's compiler
 _POISON = 0xFF  # a NaN in every float type, -1 in every integer type
 
+#: Errors after which every call of the process fails (CUDA driver API, CUresult).
+_FAULTS = frozenset(
+    f"CUDA_ERROR_{name}"
+    for name in (
+        *("ILLEGAL_ADDRESS", "LAUNCH_TIMEOUT", "ASSERT", "HARDWARE_STACK_ERROR"),
+        *("ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "INVALID_ADDRESS_SPACE", "INVALID_PC"),
+        *("LAUNCH_FAILED", "ECC_UNCORRECTABLE"),
+    )
+)
+
 _MIN_LAUNCHES = 16  # per graph, so that the cost of a replay is small per launch
 
 Launch = tuple[Kernel, Sequence[int]]
@@ -177,6 +187,7 @@ class Device:
 
     def __init__(self, ordinal: int = 0, *, cuda: Any = None) -> None:
         self._cuda = _bindings() if cuda is None else cuda
+        self._lost = False  # after a fault of the device
         try:
             self._call("cuInit", 0)
         except DriverError:
@@ -202,8 +213,13 @@ class Device:
         self.close()
 
     def close(self) -> None:
-        """Frees all memory and unloads all modules of this device object."""
+        """Frees all memory and unloads all modules of this device object.
+
+        After a fault of the device nothing remains to be freed: the driver refuses every call.
+        """
         self._free(0)
+        if self._lost:
+            return
         for module in self._modules:
             self._call("cuModuleUnload", module)
         self._modules, self._functions = [], {}
@@ -217,6 +233,7 @@ class Device:
         """
         error, *values = getattr(self._cuda, name)(*arguments)
         if error != self._cuda.CUresult.CUDA_SUCCESS:
+            self._lost |= error.name in _FAULTS
             raise DriverError(f"{name} failed: {self._describe(error)}")
         return values[0] if len(values) == 1 else tuple(values) or None
 
@@ -263,6 +280,9 @@ class Device:
             self._free(start)
 
     def _free(self, start: int) -> None:
+        if self._lost:
+            del self._allocated[start:]
+            return
         self.synchronize()
         while len(self._allocated) > start:
             self._call("cuMemFree", self._cuda.CUdeviceptr(self._allocated.pop()))
