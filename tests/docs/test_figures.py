@@ -19,6 +19,7 @@ from ptx_kernels.devices import REFERENCE
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import PRESETS
 from ptx_kernels.machine_code.accesses import accesses
+from ptx_kernels.machine_code.model import MEASURED
 from tools import cards, event_model
 from tools.random_model import LLAMA_3_1_8B
 
@@ -395,6 +396,7 @@ def other_gpus():
 def all_measured_kernels():
     late = [k["seconds"] / k["predicted"] for k in on_gpu("h200")["kernels"]]
     assert (f"{min(late):.1f}", f"{max(late):.1f}") == ("0.4", "1.9")
+    assert MEASURED == (0.4, 1.9)
 
 
 @says(
