@@ -296,10 +296,16 @@ def _launch(kernel: Kernel, figures: Figures | None) -> str:
         if kernel.dynamic_shared_bytes
         else ""
     )
+    if figures:
+        shared += f", {figures.shared_split >> 10} KB of shared memory per multiprocessor"
     predicted = ""
     if figures and figures.seconds is not None:
+        from ptx_kernels.machine_code.model import MEASURED
+
+        low, high = (end * figures.seconds * 1e6 for end in MEASURED)
         predicted = (
-            f"; predicted {figures.seconds * 1e6:.1f} us, {figures.bound} bound ({figures.device})"
+            f"; predicted {figures.seconds * 1e6:.1f} us ({low:.1f} to {high:.1f}), "
+            f"{figures.bound} bound ({figures.device})"
         )
     l2 = f", prefetches {kernel.ahead_bytes / 1e6:.1f} MB" if kernel.ahead_bytes else ""
     return f"  launch {kernel.name}: {blocks} blocks of {threads} threads{shared}{l2}{predicted}"

@@ -28,10 +28,18 @@ import numpy as np
 
 from .ptx import Kernel
 
-#: A function must opt in to more dynamic shared memory than this.
-_STATIC_SHARED_LIMIT = 48 << 10
 _LOG_BYTES = 16 << 10  # of the driver's compiler
 _POISON = 0xFF  # a NaN in every float type, -1 in every integer type
+
+#: Errors after which every call of the process fails (CUDA driver API, CUresult).
+_FAULTS = frozenset(
+    f"CUDA_ERROR_{name}"
+    for name in (
+        *("ILLEGAL_ADDRESS", "LAUNCH_TIMEOUT", "ASSERT", "HARDWARE_STACK_ERROR"),
+        *("ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "INVALID_ADDRESS_SPACE", "INVALID_PC"),
+        *("LAUNCH_FAILED", "ECC_UNCORRECTABLE"),
+    )
+)
 
 _MIN_LAUNCHES = 16  # per graph, so that the cost of a replay is small per launch
 
@@ -179,6 +187,7 @@ class Device:
 
     def __init__(self, ordinal: int = 0, *, cuda: Any = None) -> None:
         self._cuda = _bindings() if cuda is None else cuda
+        self._lost = False  # after a fault of the device
         try:
             self._call("cuInit", 0)
         except DriverError:
@@ -204,8 +213,13 @@ class Device:
         self.close()
 
     def close(self) -> None:
-        """Frees all memory and unloads all modules of this device object."""
+        """Frees all memory and unloads all modules of this device object.
+
+        After a fault of the device nothing remains to be freed: the driver refuses every call.
+        """
         self._free(0)
+        if self._lost:
+            return
         for module in self._modules:
             self._call("cuModuleUnload", module)
         self._modules, self._functions = [], {}
@@ -219,6 +233,7 @@ class Device:
         """
         error, *values = getattr(self._cuda, name)(*arguments)
         if error != self._cuda.CUresult.CUDA_SUCCESS:
+            self._lost |= error.name in _FAULTS
             raise DriverError(f"{name} failed: {self._describe(error)}")
         return values[0] if len(values) == 1 else tuple(values) or None
 
@@ -265,6 +280,9 @@ class Device:
             self._free(start)
 
     def _free(self, start: int) -> None:
+        if self._lost:
+            del self._allocated[start:]
+            return
         self.synchronize()
         while len(self._allocated) > start:
             self._call("cuMemFree", self._cuda.CUdeviceptr(self._allocated.pop()))
@@ -335,11 +353,13 @@ class Device:
             module = self._load(kernel.text)
             self._modules.append(module)
             function = self._call("cuModuleGetFunction", module, kernel.name.encode())
-            if kernel.dynamic_shared_bytes > _STATIC_SHARED_LIMIT:
+            if kernel.dynamic_shared_bytes:  # as XLA launches it (`ptx.split`)
                 limit = (
                     self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 )
                 self._call("cuFuncSetAttribute", function, limit, kernel.dynamic_shared_bytes)
+                preference = self._cuda.CUfunc_cache.CU_FUNC_CACHE_PREFER_SHARED
+                self._call("cuFuncSetCacheConfig", function, preference)
             self._functions[kernel] = function
         return self._functions[kernel]
 

@@ -51,6 +51,7 @@ class Result(enum.IntEnum):
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_INVALID_PTX = 218
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
 
 
 class JitOption(enum.IntEnum):
@@ -101,6 +102,7 @@ class SimulatedCuda:
       version: CUDA version of the driver, 12030 for 12.3.
       attributes: values that replace those of ATTRIBUTES.
       refuse: text of a module -> the driver's log if it does not load; None loads it.
+      faulty: name of a kernel -> whether it reads an illegal address, after which every call fails.
     """
 
     CUresult = Result
@@ -111,6 +113,7 @@ class SimulatedCuda:
         **{f"CU_DEVICE_ATTRIBUTE_{name}": name for name in ATTRIBUTES}
     )
     CUfunction_attribute = types.SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
+    CUfunc_cache = types.SimpleNamespace(CU_FUNC_CACHE_PREFER_SHARED=1)
     CUstreamCaptureMode = types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
 
     #: Name that the driver would report; choices and predictions are those of an H200.
@@ -125,14 +128,25 @@ class SimulatedCuda:
         version: int = 13000,
         attributes: Mapping[str, int] = MappingProxyType({}),
         refuse: Callable[[str], str | None] = lambda text: None,
+        faulty: Callable[[str], bool] = lambda name: False,
     ) -> None:
+        self.fault: Result | None = None
         self.executes, self.memory_limit, self.refuse = executes, memory_limit, refuse
+        self.faulty = faulty
         self.free, self.version, self.attributes = free, version, {**ATTRIBUTES, **attributes}
         self.memory: dict[int, np.ndarray] = {}  # by address
         self.capture: Graph | None = None
         self.limits: dict[Any, int] = {}  # of dynamic shared memory, by function
+        self.preferences: dict[Any, int] = {}  # of L1 cache or shared memory, by function
         self.kernels: dict[str, Kernel] = {}  # by text: how kernels may use their buffers
         self._elapsed = 0.0  # seconds of the last graph
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        says = name.startswith("cuGetError")
+        if name.startswith("cu") and not says and (fault := self.__dict__.get("fault")):
+            return lambda *arguments: (fault,)
+        return found
 
     # --- device ---
 
@@ -231,6 +245,10 @@ class SimulatedCuda:
         self.limits[function] = value
         return (Result.CUDA_SUCCESS,)
 
+    def cuFuncSetCacheConfig(self, function, config):
+        self.preferences[function] = config
+        return (Result.CUDA_SUCCESS,)
+
     def cuLaunchKernel(self, function, *arguments):
         *geometry, shared, stream, pointers, extra = arguments
         if len(geometry) != 6 or extra != 0:
@@ -254,6 +272,9 @@ class SimulatedCuda:
         if not self.executes or node.function is None:
             return
         text, name = node.function
+        if self.faulty(name):
+            self.fault = Result.CUDA_ERROR_ILLEGAL_ADDRESS
+            return
         kernel = self.kernels.get(text)
         buffers = (*kernel.operands, *kernel.results) if kernel else ()
         roles = [buffer.role for buffer in buffers] or ["inout"] * len(node.arguments)

@@ -5,6 +5,7 @@ python -m tools.cards [--cards NAME ...] [--out FILE]
 Nothing is measured here. A step is one sequence of up to 512 tokens in Q4_K_M, with the kernels
 that are chosen for the card. Its time is the sum of the cost model's
 (`ptx_kernels.machine_code.model`); XLA's launches, 8 us on an H200, are left out.
+Ranges are those of `tools.step_ranges` for an H200, relative to the prediction.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ptx_kernels.devices import DEVICES
 
 from .random_model import LLAMA_3_1_8B, random_model
 from .results import write_results
+from .step_ranges import relative_range
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "cards.json"
 CONTEXT = 512  # tokens
@@ -59,6 +61,11 @@ class Card:
     name: str
     predicted: float
     published: float | None
+
+    @property
+    def range(self) -> str:
+        """Range of the prediction, as uncertain as an H200's: `81 to 110`."""
+        return " to ".join(f"{self.predicted * end:.0f}" for end in relative_range())
 
 
 def card(name: str) -> Card:
@@ -101,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     for name in options.cards:
         found.append(one := card(name))
         beside = "none published" if one.published is None else f"published {one.published:.0f}"
-        print(f"{name}: PREDICTED {one.predicted:.0f} tokens/s, {beside}", flush=True)
+        print(f"{name}: PREDICTED {one.predicted:.0f} tokens/s ({one.range}), {beside}", flush=True)
         write_results(options.out, results(found))
     return 0
 

@@ -1,8 +1,8 @@
 """Predicts ranges of the tokens per second of programs on an H200; nothing is measured.
 
-python -m tools.step_ranges [--batches N ...] [--effects] [--out FILE]
+python -m tools.step_ranges [--batches N ...] [--prompts N ...] [--effects] [--out FILE]
 
-The range of a decode step of Llama 3.1 8B is what the event model predicts with all of
+The range of a decode step or a prompt of Llama 3.1 8B is what the event model predicts with all of
 `event_model.UNCERTAIN` at their worse and at their better ends. `--effects` also predicts it with
 each of them alone at its ends.
 """
@@ -10,6 +10,7 @@ each of them alone at its ends.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,9 +22,9 @@ import jax
 from ptx_kernels.devices import REFERENCE
 from ptx_kernels.machine_code.report import plain_table
 
-from . import aot
+from . import aot, step_times
 from .event_model import BASE, FAST, SLOW, UNCERTAIN
-from .program_kernels import Asked, program_kernels
+from .program_kernels import PROMPTS, Asked, program_kernels
 from .results import write_results
 from .step_times import assumed_seconds
 
@@ -71,6 +72,18 @@ def effects(asked: Asked) -> list[Effect]:
     return effects
 
 
+def relative_range() -> tuple[float, float]:
+    """Returns the ends of a step of one sequence, relative to the event model, in the results."""
+    found = json.loads(RESULTS.read_text())["programs"]
+    (one,) = (p for p in found if p["asked"]["batch"] == 1 and not p["asked"]["prompt"])
+    (base,) = (
+        p["event_tokens_per_second"]
+        for p in json.loads(step_times.RESULTS.read_text())["programs"]
+        if (p["shape"], p["batch"], p["prompt"]) == (SHAPE, 1, 0)
+    )
+    return one["slow"] / base, one["fast"] / base
+
+
 def results(ranges: Sequence[StepRange]) -> dict[str, Any]:
     """Returns the contents of the results file, in tokens per second."""
     return {
@@ -85,7 +98,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.step_ranges", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
+    parser.add_argument("--batches", nargs="*", type=int, default=BATCHES)
+    parser.add_argument("--prompts", nargs="*", type=int, default=PROMPTS)
     parser.add_argument("--effects", action="store_true", help="show each assumption alone")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the results' file")
     options = parser.parse_args(argv)
@@ -93,8 +107,10 @@ def main(argv: list[str] | None = None) -> int:
         print(reason, file=sys.stderr)
         return 3
     ranges = list[StepRange]()
-    for batch in options.batches:
-        ranges.append(one := step_range(Asked(SHAPE, batch=batch)))
+    asked = [Asked(SHAPE, batch=batch) for batch in options.batches]
+    asked += [Asked(SHAPE, prompt=prompt) for prompt in options.prompts]
+    for each in asked:
+        ranges.append(one := step_range(each))
         print(f"PREDICTED, {one.asked}: {one.slow:.0f} to {one.fast:.0f} tokens/s", flush=True)
         write_results(options.out, results(ranges))
         if options.effects:

@@ -24,7 +24,7 @@ _BLOCKS, _TURNS = 16, 3
 def open_device(*, simulated: bool) -> Device:
     """Opens the first CUDA device, or a simulated H200; raises DriverError.
 
-    It is not to be closed: after a fault the driver refuses that, and the process ends anyway.
+    The process of a check ends with it, so nobody closes it.
     """
     from ptx_kernels.driver import Device
     from ptx_kernels.simulated_cuda import SimulatedDevice

@@ -8,7 +8,20 @@ from dataclasses import dataclass
 from .. import formats
 from ..formats.base import BlockFormat
 from ..limits import MAX_F16_ROW
-from ..ptx import WARP, Buffer, Builder, KernelError, Pointer, bf16, f32, kernel, s32, u8, u32
+from ..ptx import (
+    WARP,
+    Buffer,
+    Builder,
+    KernelError,
+    Pointer,
+    bf16,
+    f32,
+    half_of_warps,
+    kernel,
+    s32,
+    u8,
+    u32,
+)
 from .family import Arguments, Case, Family, ids_of_rows, once, one_layer
 from .planes import input_planes
 from .quantize_f16 import MOST, block_f16_scale
@@ -90,7 +103,10 @@ def _scaled_rows(
     warps = min(-(-parts // WARP), 32)
     threads = WARP * warps
     scales = k.output("scale", bf16, (n,))  # exact: powers of two
-    k.launch((n,), threads)
+    # threads with more weights need more registers than half of the warps leave
+    few = layout.block_size // layout.dequantize_threads <= 32
+    resident = half_of_warps(warps) if warps > 8 and few else None
+    k.launch((n,), threads, resident_blocks=resident)
     row = k.block_id()
     largest = k.shared("largest", f32, (warps,))
     runs = []

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..limits import MAX_F16_ROW
-from ..ptx import WARP, Builder, KernelError, Value, bf16, f16, f32, kernel
+from ..ptx import WARP, Builder, KernelError, Value, bf16, f16, f32, half_of_warps, kernel
 from .activation import GATES
 from .family import Case, Family, Rule, once
 from .quantize_f16 import MOST, block_f16_scale
@@ -57,7 +57,9 @@ def f16_rows(
     if eps is not None and (activation or dtype != "f32"):
         raise KernelError(f"dtype={dtype!r} must be f32, without an activation, for eps={eps}")
     parts = k.shared("parts", f32, (config.warps,))
-    k.launch((rows,), WARP * config.warps)
+    plain = eps is None and not activation
+    resident = None if plain else half_of_warps(config.warps)
+    k.launch((rows,), WARP * config.warps, resident_blocks=resident)
     row = k.block_id()
     if activation:
         mine = _gated(k, row, (rows, columns), activation, config.warps)

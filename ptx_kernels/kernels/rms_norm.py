@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s8
+from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, half_of_warps, kernel, s8
 from .family import Case, Family, Rule, once
 from .quantize_f16 import LANE, F16Rows, f16_scale
 from .quantize_q8_1 import GROUP, largest_magnitude, store_group
@@ -93,7 +93,7 @@ def rms_norm(
         raise KernelError(f"output={output!r} must be f32, q8_1 or f16")
     x = k.input("x", f32, (rows, columns))
     weight = k.input("weight", f32, (columns,), constant=True)
-    k.launch((rows,), WARP * config.warps)
+    k.launch((rows,), WARP * config.warps, resident_blocks=half_of_warps(config.warps))
     row = k.block_id()
     parts = k.shared("parts", f32, (config.warps,))
     normal = functools.partial(

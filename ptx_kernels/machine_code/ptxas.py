@@ -295,15 +295,16 @@ def occupancy(assembly: Assembly, threads: int, dynamic_shared_bytes: int = 0) -
 
 
 def shared_split(assembly: Assembly, threads: int, dynamic_shared_bytes: int = 0) -> int:
-    """Returns the least size of shared memory, in bytes, for all thread blocks that fit at once.
+    """Returns the bytes of a multiprocessor's shared memory during a launch; the rest is L1's.
 
-    The driver is assumed to choose it before a launch. Consecutive kernels with different sizes
-    make a multiprocessor finish its work first.
+    It is the least size that holds all thread blocks which fit at once, or the largest with dynamic
+    shared memory. `ptx_kernels.ptx.split` says what is known of that choice.
 
     Raises: see `occupancy`.
     """
-    blocks = occupancy(assembly, threads, dynamic_shared_bytes).blocks
-    needed = blocks * _shared_of_block(assembly, dynamic_shared_bytes)
+    if dynamic_shared_bytes:
+        return MULTIPROCESSORS[assembly.arch].shared_bytes
+    needed = occupancy(assembly, threads).blocks * _shared_of_block(assembly, 0)
     return next(size for size in MULTIPROCESSORS[assembly.arch].shared_splits if size >= needed)
 
 

@@ -11,7 +11,15 @@ from ..devices import DEVICES, Device
 from ..ptx import WARP, Kernel
 from .accesses import Accesses, accesses, in_memory
 from .model import Launch, predict
-from .ptxas import Assembly, Occupancy, assemble, assemble_all, assemble_together, occupancy
+from .ptxas import (
+    Assembly,
+    Occupancy,
+    assemble,
+    assemble_all,
+    assemble_together,
+    occupancy,
+    shared_split,
+)
 from .sass import (
     CATEGORIES,
     Loop,
@@ -50,6 +58,7 @@ class Figures:
       instructions_per_quant_byte: hot loop instructions per byte of packed quants (without scales)
         and lane; None if the loop multiplies no packed weights.
       classes: instructions_per_quant_byte by instruction class (`CLASSES`); empty if it is None.
+      shared_split: bytes of a multiprocessor's shared memory during a launch; 0 if no block fits.
       device: device for which `model` predicts `seconds` and `bound`; both are None if the model
         does not know the trips of the hot loop. `bounds`: the seconds of each bound separately.
       nbytes: bytes of memory traffic of the launch.
@@ -74,6 +83,7 @@ class Figures:
     instructions_per_quant_byte: float | None
     mix: dict[str, int] = field(default_factory=dict)
     classes: dict[str, float] = field(default_factory=dict)
+    shared_split: int = 0
     device: str = ""
     nbytes: int = 0
     bytes_in_flight: int = 0
@@ -151,6 +161,10 @@ def work_of_loops(kernel: Kernel, machine: Code) -> Iterator[Work]:
 
 def _fit(kernel: Kernel, machine: Code) -> Occupancy:
     return occupancy(machine.assembly, math.prod(kernel.block), kernel.dynamic_shared_bytes)
+
+
+def _split(kernel: Kernel, assembly: Assembly) -> int:
+    return shared_split(assembly, math.prod(kernel.block), kernel.dynamic_shared_bytes)
 
 
 def _launch(kernel: Kernel, machine: Code, done: Work, fit: Occupancy) -> Launch | None:
@@ -275,6 +289,7 @@ def figures(
         instructions_per_quant_byte=body.issued() / done.quant_bytes if done.quant_bytes else None,
         mix=mix,
         classes=classes,
+        shared_split=_split(kernel, assembly) if fit.blocks else 0,
         device=device.name,
         nbytes=done.nbytes,
         bytes_in_flight=predicted.bytes_in_flight

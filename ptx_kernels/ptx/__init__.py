@@ -9,6 +9,7 @@ from .lane_partition import LanePartition
 from .module import MAX_CLUSTER, Buffer, Kernel
 from .pointer import Pointer
 from .prefetch import Prefetch, layer_index
+from .split import half_of_warps
 from .types import bf16, e4m3, f16, f32, pred, s8, s16, s32, s64, u8, u16, u32, u64
 from .values import Value, Var, all_of
 from .warp import WARP
@@ -33,6 +34,7 @@ __all__ = [
     "e4m3",
     "f16",
     "f32",
+    "half_of_warps",
     "kernel",
     "layer_index",
     "pred",

@@ -19,6 +19,7 @@ from .issue import issue
 from .module import MAX_CLUSTER, Buffer, Kernel
 from .oldest import COMMON, block_shared_bytes
 from .pointer import Pointer
+from .split import split_bytes
 from .text import Text
 from .types import Type, f32, u32, u64
 from .values import Operand, Value, Var, apply, emit, guard, immediate, instruction, operand, spell
@@ -57,6 +58,7 @@ class Builder(Text):
         # size of the one extern array that holds all dynamic shared memory: now, and at most
         self._dynamic_bytes = self._most_dynamic_bytes = 0
         self._geometry: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
+        self._resident_blocks: int | None = None
         self._cluster = (1, 1, 1)
         self._special: dict[str, Value] = {}
         self._directives: list[str] = []
@@ -194,6 +196,7 @@ class Builder(Text):
             )
         self._geometry = ((x, y, z), (threads, 1, 1))
         self._directives = [f".reqntid {threads}, 1, 1"]
+        self._resident_blocks = resident_blocks
         if resident_blocks is not None:
             self._directives.append(f".minnctapersm {resident_blocks}")
         self._cluster = cluster
@@ -430,6 +433,14 @@ class Builder(Text):
             raise KernelError(f"kernel {self.name} never called k.launch(grid, threads)")
         return self._geometry
 
+    def _unused_shared(self) -> list[str]:
+        """Returns the declaration of shared memory without use (`split.py`), if any is needed."""
+        if self._most_dynamic_bytes or self.oldest < COMMON:
+            return []
+        warps = self.geometry[1][0] // WARP
+        unused = split_bytes(warps, self._resident_blocks) - self._static_bytes
+        return [f".shared .align 16 .b8 unused_shared[{unused}];"] if unused > 0 else []
+
     def finish(self) -> Kernel:
         grid, block = self.geometry
         operands = [b.name for b in self._buffers if b.role != "out"]
@@ -452,7 +463,7 @@ class Builder(Text):
             *self._directives,
             "{",
         ]
-        text += [f"  {line}" for line in self._shared]
+        text += [f"  {line}" for line in (*self._shared, *self._unused_shared())]
         head = "\n".join([*text, *self.register_lines()])
         loads = [
             (f"  ld.param.u64 {address.name}, [{name}];", line)

@@ -230,10 +230,12 @@ def test_times_are_predicted_if_asked_for():
     )
     quantize, product = found.calls[0].figures
     assert (product.family, product.device) == ("matvec", "H200") and 2e-6 < product.seconds < 1e-5
+    us = quantize.seconds * 1e6
     assert (
-        f"threads; predicted {quantize.seconds * 1e6:.1f} us, {quantize.bound} bound (H200)"
-        in str(found)
-    )
+        "threads, 64 KB of shared memory per multiprocessor;"
+        f" predicted {us:.1f} us ({0.4 * us:.1f} to {1.9 * us:.1f}), {quantize.bound} bound (H200)"
+    ) in " ".join(str(found).split())
+    assert quantize.shared_split == product.shared_split == 64 << 10
     with pytest.raises(ValueError, match="device='NVIDIA L40' must be one of H200"):
         jq.explain(
             jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), device="NVIDIA L40", predict=True

@@ -100,7 +100,8 @@ def test_run_gives_results_and_shows_what_was_not_written(cuda):
     np.testing.assert_array_equal(y.ravel()[:5], 2 * x.ravel()[:5])
     assert np.isnan(y[1, 2])
     ((_, geometry, shared, _),) = cuda.launches
-    assert geometry == (2, 1, 1, 64, 1, 1) and shared == 0 and not cuda.limits
+    assert geometry == (2, 1, 1, 64, 1, 1) and shared == 0
+    assert not cuda.limits and not cuda.preferences
 
 
 def test_inout_buffer_is_shared_and_the_operand_kept(cuda):
@@ -112,6 +113,7 @@ def test_inout_buffer_is_shared_and_the_operand_kept(cuda):
     ((_, _, shared, addresses),) = cuda.launches
     assert addresses[0] == addresses[2] != addresses[1]
     assert shared == cuda.limits[(ADD.text, "add")] == 100 << 10
+    assert cuda.preferences == {(ADD.text, "add"): cuda.CUfunc_cache.CU_FUNC_CACHE_PREFER_SHARED}
 
 
 def test_operands_are_checked(cuda):
@@ -243,6 +245,7 @@ def test_bindings_have_what_is_called():
             ), signature
     for holder in (
         "CUdevice_attribute",
+        "CUfunc_cache",
         "CUfunction_attribute",
         "CUjit_option",
         "CUstreamCaptureMode",

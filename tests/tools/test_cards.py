@@ -23,14 +23,15 @@ def test_a_steps_time_is_the_sum_of_its_launches(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
     monkeypatch.setattr(jq, "explain", lambda *_, **__: explained(1e-3, 4e-3))
+    monkeypatch.setattr(cards, "relative_range", lambda: (0.8, 1.2))
     path = tmp_path / "cards.json"
     assert cards.main(["--cards", "T4", "RTX 4090", "--out", str(path)]) == 0
     t4, rtx = json.loads(path.read_text())["cards"]
     assert t4["predicted"] == rtx["predicted"] == pytest.approx(1 / 15e-3)
     assert (t4["published"], rtx["published"]) == (None, 130.58)
     assert capsys.readouterr().out.splitlines() == [
-        "T4: PREDICTED 67 tokens/s, none published",
-        "RTX 4090: PREDICTED 67 tokens/s, published 131",
+        "T4: PREDICTED 67 tokens/s (53 to 80), none published",
+        "RTX 4090: PREDICTED 67 tokens/s (53 to 80), published 131",
     ]
 
 

@@ -10,12 +10,14 @@ from support.program_budgets import BUDGETS, KILOBYTES_AHEAD, LOAD_TO_USE, Limit
 from ptx_kernels.devices import REFERENCE
 from ptx_kernels.machine_code.accesses import accesses
 from ptx_kernels.machine_code.model import predict
+from ptx_kernels.machine_code.ptxas import shared_split
 from ptx_kernels.machine_code.report import Code, code, launch, work_of_loops
 from ptx_kernels.machine_code.sass import SassInstruction, disassemble, load_bits
 from ptx_kernels.machine_code.work import packed_weights
 from ptx_kernels.ptx import Kernel
+from ptx_kernels.ptx.split import SPLIT
 from tools import aot
-from tools.program_kernels import Asked, label, program_kernels
+from tools.program_kernels import SHAPES, Asked, label, program_kernels
 
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 
@@ -83,6 +85,26 @@ def test_launches_of_a_step_ask_for_the_next_weights(batch):
         found = [i for i in disassemble(machine.cubin) if i.name.startswith("UBLKPF")]
         planes = sum(len(each.planes) for each in kernel.arguments["prefetch"])
         assert len(found) == planes, kernel.name
+
+
+@pytest.mark.slow("compiles and assembles programs", quick=["llama-3.1-8b, batch 1"])
+@pytest.mark.parametrize(
+    "program, most",
+    [
+        *((Asked(shape, batch=1), 1) for shape in SHAPES),
+        *((Asked(shape, batch=batch), 2) for shape in SHAPES for batch in (8, 32)),
+        *((Asked(shape, prompt=512), 2) for shape in SHAPES),
+    ],
+    ids=str,
+)
+def test_kernels_of_a_program_split_the_memory_of_a_multiprocessor_alike(program, most):
+    """Kernels without dynamic shared memory leave 192 KB of an H200's 256 to L1."""
+    splits: dict[int, set[str]] = {}
+    for kernel in program_kernels(program).kernels:
+        assembly = assembled(kernel).assembly
+        size = shared_split(assembly, kernel.block[0], kernel.dynamic_shared_bytes)
+        splits.setdefault(size, set()).add(label(kernel))
+    assert len(splits) <= most and splits.keys() <= {SPLIT, 228 << 10}, splits
 
 
 def test_weights_are_under_way_while_warps_compute():

@@ -88,16 +88,33 @@ def test_a_kernel_that_does_not_load():
     assert [one.right for one in found["q4k_argmax"]] == [True]
 
 
-class Lost(SimulatedDevice):
-    """A device that fails at the first launch of a mat-vec."""
-
-    def run(self, kernel, *operands, graph=False):
-        raise DriverError("cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS")
-
-
 def test_nothing_runs_after_a_fault_of_the_device():
-    (one,) = compare_kernels(program, Lost(), tuning.target("H200"))
-    assert one.fatal and not one.right
+    """The device can be closed nevertheless, and memory outside its scopes is forgotten."""
+    with SimulatedDevice(faulty=lambda name: "matvec" in name) as device:
+        kept = device.empty(16)
+        found = compare_kernels(program, device, tuning.target("H200"))
+        with pytest.raises(DriverError, match="cuMemAlloc failed: CUDA_ERROR_ILLEGAL_ADDRESS"):
+            device.empty(16)
+    one = found[-1]
+    assert one.fatal and not one.right and "matvec" in one.kernels[-1]
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in str(one.error)
+    assert kept in device.cuda.memory  # nothing was freed: the driver refuses that
+
+
+def test_a_fault_that_closing_finds_is_raised_once():
+    device = SimulatedDevice(faulty=lambda name: True)
+    device.cuda.fault = device.cuda.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(DriverError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        device.close()
+    device.close()
+
+
+def test_other_errors_leave_the_device_usable():
+    with SimulatedDevice() as device:
+        with pytest.raises(DriverError, match="OUT_OF_MEMORY"):
+            device.empty(2 << 30)
+        device.empty(16)
+    assert not device.cuda.memory
 
 
 def test_kernels_are_those_of_the_device():

@@ -187,7 +187,7 @@ def test_occupancy(registers, threads, shared, blocks, limit):
         (128, 512, 7 << 10, "sm_90", 8),
         (128, 512, (7 << 10) + 1, "sm_90", 16),
         (32, 128, 0, "sm_90", 16),  # sixteen blocks
-        (32, 128, 227 << 10, "sm_90", 228),
+        (32, 128, 8 << 10, "sm_90", 164),  # sixteen blocks of 9 KB
         (32, 128, 60 << 10, "sm_80", 132),  # two blocks of 61 KB
         (32, 128, 60 << 10, "sm_120", 64),
     ],
@@ -195,7 +195,13 @@ def test_occupancy(registers, threads, shared, blocks, limit):
 def test_shared_memory_is_the_least_size_that_holds_all_blocks(
     registers, threads, shared, arch, size
 ):
-    assert shared_split(_assembly(registers, arch=arch), threads, shared) == size << 10
+    assert shared_split(_assembly(registers, shared, arch), threads) == size << 10
+
+
+@pytest.mark.parametrize("arch, size", [("sm_80", 164), ("sm_90", 228), ("sm_120", 100)])
+def test_shared_memory_is_the_largest_with_a_dynamic_part(arch, size):
+    """XLA asks the driver for it."""
+    assert shared_split(_assembly(arch=arch), 128, 16) == size << 10
 
 
 @pytest.mark.parametrize("arch, blocks", [("sm_80", 32), ("sm_86", 16), ("sm_89", 24)])
