@@ -305,14 +305,18 @@ def test_attention_of_wide_heads_never_spills():
 
 @pytest.mark.slow("assembles many kernels")
 def test_attention_of_latent_pages_never_spills():
-    """A block takes up to 32 query heads, so 128 heads need four blocks, on every architecture."""
+    """A block takes up to 32 query heads, so 128 heads need four blocks, on every architecture.
+
+    Clusters divide 20 heads over float32 pages.
+    """
     kernels = {}
     for dtype in PAGE_TYPES:
         for group in (1, 2, 5, 16, 20, 32, 128):
             for options in ({}, SCORING) if group == 16 else ({},):
                 latent = dict(num_kv_heads=1, value_dim=512)
                 kernel = attention_kernel(dtype, 576, group, **latent, **options)
-                assert kernel.grid[0] == -(-group // 32)
+                divided = (dtype, group) == ("f32", 20)
+                assert kernel.grid[0] == (10 if divided else -(-group // 32))
                 kernels[kernel.text] = f"{dtype} group={group} {options}"
         for head_dim, value_dim in ((576, 576), (288, 256), (64, 32), (544, 96)):
             kernel = attention_kernel(dtype, head_dim, 16, num_kv_heads=1, value_dim=value_dim)
