@@ -77,11 +77,13 @@ def shared_pairs(digits: np.ndarray, levels: int) -> np.ndarray:
     common = has.T @ has * (1 - np.eye(has.shape[1], dtype=np.float32))
     pairs = []
     for new in range(levels**half, has.shape[1]):
-        pair = np.unravel_index(common.argmax(), common.shape)
-        if common[pair] < 2:  # saves nothing
+        pair = list(divmod(int(common.argmax()), len(common)))
+        if common[pair[0], pair[1]] < 2:  # saves nothing
             break
         both, changed = has[:, pair].all(1), [*pair, new]
-        has[both, new], has[np.ix_(both, pair)] = 1, 0
+        has[both, new] = 1
+        for member in pair:
+            has[both, member] = 0
         common[changed] = has[:, changed].T @ has
         common[:, changed] = common[changed].T
         common[changed, changed] = 0
