@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 from pathlib import Path
@@ -45,10 +46,12 @@ def limited_to() -> float | None:
     return _limited_to
 
 
+@functools.cache
 def quota(root: Path = Path("/")) -> float | None:
     """Returns the CPU quota of this process's control groups, in CPUs; None: no quota.
 
     Reads versions 1 and 2 of Linux's cgroups; the smallest quota of a group and its parents counts.
+    Read once per process: XLA's threads do not follow a change either.
     root: folder that has `proc` and `sys`.
     """
     limits = map(_limit, control_groups.folders("cpu", root))

@@ -403,6 +403,7 @@ def codebook_search(
     w: jax.Array,
     digits: jax.Array,
     levels: jax.Array,
+    pairs: jax.Array,
     *,
     format: str,
     unit: float,
@@ -413,6 +414,7 @@ def codebook_search(
     Args:
       digits: levels of the entries' values, uint8 (entries, 4 or 8).
       levels: the values, ascending, float32 (3 or 8,).
+      pairs: uint8 (any, 2), see `quantizers.codebook.shared_pairs`; they change the time only.
       unit: factor of d in weights.
       subs: sub-blocks with a scale, 8 or 16.
 
@@ -433,6 +435,7 @@ def codebook_search(
         w,
         digits,
         levels,
+        pairs,
         format=format,
         unit=unit,
     )

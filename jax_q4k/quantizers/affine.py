@@ -26,14 +26,22 @@ import numpy as np
 
 from .fit import SMALLEST_F16, Best, best_of, nearest_f16, reciprocal, rounded, where_less
 
-# Trial steps are a sub-block's range over `top` plus each of these. Finer ones gain less than 0.1%.
-_TRIALS = np.arange(5, -31, -1) / 3
 #: Levels by which a sub-block's quants may move up to bring its minimum to a multiple of dmin.
 _SHIFTS = 4
 # Changes to a sub-block's (scale, min, quants). The last is in whole levels, with the min that then
 # fits best.
-# best.
 _STEPS = [(n, m, 0) for n in (0, 1, -1) for m in (0, 1, -1)] + [(0, 0, t) for t in (1, -1, 2, -2)]
+
+
+def levels(top: int) -> np.ndarray:
+    """Returns how many levels to try between a sub-block's lowest and highest value.
+
+    Thirds near `top`, and whole ones farther below. Finer ones gain less than 0.1%, farther ones
+    nothing except for values that lie on a grid.
+    """
+    thirds = np.arange(5, -31, -1)
+    thirds = thirds[(thirds > 3 * (1 - top)) & ((thirds > -top) | (thirds % 3 == 0))]
+    return top + thirds / 3
 
 
 def sub_blocks(
@@ -64,8 +72,8 @@ def sub_blocks(
 
     over_span, zero = reciprocal(span), jnp.zeros_like(low)
     best = best_of(
-        _TRIALS[_TRIALS > 1 - top],
-        lambda t: fit(rounded(y * ((top + t) * over_span), 0, top)),
+        levels(top),
+        lambda level: fit(rounded(y * (level * over_span), 0, top)),
         (zero, zero, zero),
     )
     _, s, offset = where_less(fit(rounded((y - best[2]) * reciprocal(best[1]), 0, top)), best)

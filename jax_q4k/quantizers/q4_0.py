@@ -10,7 +10,7 @@ from .quantizer import Fields, Quantizer, as_bytes, searched
 
 
 def _fields(x: jax.Array, w: jax.Array) -> Fields:
-    d, q = symmetric.blocks(x, w, symmetric.integers(8))
+    d, q = symmetric.blocks(x, w, symmetric.integers(8, minimum=4))
     return {"d": pack.f16_bytes(d), "qs": pack.nibbles(as_bytes(q + 8))}
 
 

@@ -10,7 +10,7 @@ from .quantizer import Fields, Quantizer, as_bytes, searched
 
 
 def _fields(x: jax.Array, w: jax.Array) -> Fields:
-    d, q = symmetric.blocks(x, w, symmetric.integers(16))
+    d, q = symmetric.blocks(x, w, symmetric.integers(16, minimum=8))
     quants = as_bytes(q + 16)
     return {"d": pack.f16_bytes(d), "qh": pack.fifth_bits(quants), "qs": pack.nibbles(quants)}
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jax_q4k import cpus
+from jax_q4k import control_groups, cpus
 
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
 V1 = (
@@ -83,6 +83,13 @@ def test_quotas(case, tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert cpus.quota(tmp_path) == quota
+
+
+def test_a_quota_is_read_once(tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(control_groups, "folders", lambda *where: read.append(where) or [])
+    assert [cpus.quota(tmp_path), cpus.quota(tmp_path)] == [None, None]
+    assert read == [("cpu", tmp_path)]
 
 
 def test_a_system_without_control_groups(tmp_path):

@@ -9,6 +9,17 @@ namespace {
 
 constexpr int kShifts = 4;  // levels by which quants may move up to bring a minimum to a multiple of dmin
 
+// How many levels to try between the lowest and the highest value: see `affine.levels`.
+template <int kTop>
+struct Levels {
+  float level[36] = {};
+  int count = 0;
+  constexpr Levels() {
+    for (int third = 5; third > -31 && third > 3 * (1 - kTop); --third)
+      if (third > -kTop || third % 3 == 0) level[count++] = static_cast<float>(kTop + third / 3.0);
+  }
+};
+
 // Quants of x ~ s * q - m, given 1 / s.
 template <int kTop>
 JAX_Q4K_INLINE Floats affine_quants(const Floats& x, const Floats& inverse, const Floats& m) {
@@ -26,11 +37,11 @@ JAX_Q4K_INLINE void best_line(const Floats* x, const Floats* w, Floats* best_s, 
   for (int i = 0; i < kValues; ++i) y[i] = x[i] - low, sum_w = sum_w + w[i], sum_wy = sum_wy + w[i] * y[i];
   Floats least = zero, s = zero, offset = zero;
 
-  // Fits the line to quants (y - moved) * inverse by least squares, and keeps it if its error is the least so far.
-  auto consider = [&](const Floats& inverse, const Floats& moved) __attribute__((always_inline)) {
+  // Fits the line to quants by least squares, and keeps it if its error is the least so far.
+  auto consider = [&](auto quant_of) __attribute__((always_inline)) {
     Floats q = zero, qq = zero, qy = zero;
     for (int i = 0; i < kValues; ++i) {
-      const Floats quant = affine_quants<kTop>(y[i], inverse, moved), wq = w[i] * quant;
+      const Floats quant = quant_of(y[i]), wq = w[i] * quant;
       q = q + wq, qq = qq + wq * quant, qy = qy + wq * y[i];
     }
     const Floats over = reciprocal(sum_w * qq - q * q);
@@ -45,10 +56,14 @@ JAX_Q4K_INLINE void best_line(const Floats* x, const Floats* w, Floats* best_s, 
     least = smaller(error, least);
   };
   const Floats over_span = reciprocal(high - low);
-  for (int third = 5; third > -31 && third > 3 * (1 - kTop); --third)  // steps of a third of a level
-    consider(Floats::all(static_cast<float>(kTop + third / 3.0)) * over_span, zero);
-  const Floats s_found = s, offset_found = offset;
-  consider(reciprocal(s_found), zero - offset_found);
+  static constexpr Levels<kTop> levels;
+  for (int l = 0; l < levels.count; ++l) {
+    const Floats inverse = Floats::all(levels.level[l]) * over_span;
+    if (levels.level[l] < kTop + 0.5f) consider([&](const Floats& value) { return rounded(value * inverse); });
+    else consider([&](const Floats& value) { return rounded(smaller(value * inverse, Floats::all(kTop))); });
+  }
+  const Floats inverse = reciprocal(s), moved = zero - offset;
+  consider([&](const Floats& value) { return affine_quants<kTop>(value, inverse, moved); });
   *best_s = s, *best_m = zero - (offset + low);
 }
 

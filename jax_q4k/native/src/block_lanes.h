@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kLanes = 16;
 constexpr float kLargestHalf = 65504, kSmallestHalf = 0x1p-24f, kSmallestNormal = 0x1p-126f;
+constexpr float kExact = 1.2e-6f;  // relative to the sum of squares: errors below it are rounding errors of sums
 constexpr float kRounds = 12582912;  // 1.5 * 2^23: adding and subtracting it rounds a float below 2^22 to an integer
 
 // 1 / x, and 0 where x is 0 or subnormal, which XLA's threads take for 0.
@@ -21,10 +22,13 @@ JAX_Q4K_INLINE Floats magnitude(const Floats& x) { return larger(x, Floats::all(
 JAX_Q4K_INLINE Floats reciprocal(const Floats& x) {
   return where_less(magnitude(x), Floats::all(kSmallestNormal), Floats::all(0), Floats::all(1) / x);
 }
-// Nearest integers from `low` to `high`, which may be no more than 2^22 away from 0.
-JAX_Q4K_INLINE Floats rounded(const Floats& x, float low, float high) {
-  const Floats shifted = smaller(larger(x, Floats::all(low)), Floats::all(high)) + Floats::all(kRounds);
+// Nearest integers, which may be no more than 2^22 away from 0; and those from `low` to `high`.
+JAX_Q4K_INLINE Floats rounded(const Floats& x) {
+  const Floats shifted = x + Floats::all(kRounds);
   return shifted - Floats::all(kRounds);
+}
+JAX_Q4K_INLINE Floats rounded(const Floats& x, float low, float high) {
+  return rounded(smaller(larger(x, Floats::all(low)), Floats::all(high)));
 }
 inline float rounded(float x, float low, float high) {
   x = x > low ? x : low, x = x < high ? x : high;
@@ -75,15 +79,15 @@ struct Lanes {
   bool read(const FloatBlocks& s, int64_t start, int count) {
     Floats squares = Floats::all(0), most = Floats::all(0);
     for (int at = 0; at < kBlock; at += kLanes) {
-      Floats values[kLanes], importance[kLanes];
-      for (int b = 0; b < kLanes; ++b) {
-        values[b] = b < count ? Floats::load(s.x + (start + b) * kBlock + at) : Floats::all(0);
-        importance[b] = Floats::load(s.importance + (s.first + start + b) % s.period * kBlock + at);
-      }
-      transpose(values), transpose(importance);
-      for (int i = 0; i < kLanes; ++i) {
-        x[at + i] = values[i], w[at + i] = importance[i];
-        most = larger(most, magnitude(values[i]));
+      auto &values = *reinterpret_cast<Floats(*)[kLanes]>(x + at), &importance = *reinterpret_cast<Floats(*)[kLanes]>(w + at);
+      for (int b = 0; b < kLanes; ++b) values[b] = b < count ? Floats::load(s.x + (start + b) * kBlock + at) : Floats::all(0);
+      transpose(values);
+      for (const Floats& v : values) most = larger(most, magnitude(v));
+      if (s.period == 1) {
+        for (int i = 0; i < kLanes; ++i) importance[i] = Floats::all(s.importance[at + i]);
+      } else {
+        for (int b = 0; b < kLanes; ++b) importance[b] = Floats::load(s.importance + (s.first + start + b) % s.period * kBlock + at);
+        transpose(importance);
       }
     }
     for (int i = 0; i < kValues; ++i)  // in the order of XLA's sums: rounding errors choose among candidates that fit exactly
@@ -111,12 +115,17 @@ JAX_Q4K_INLINE bool each_sixteen(const FloatBlocks& s, Search search) {
   return true;
 }
 
-// Quants of one block, from 0 on: (x + offset) / step rounded to integers from `low` to `high`, minus `low`.
+// Quants of one block, from 0 on: (x + offset) / step rounded to integers from `low`, which is even, to `high`, minus `low`.
 template <int kValues>
 JAX_Q4K_INLINE void quantize_values(const float* x, float step, float offset, float low, float high, uint8_t* quants) {
-  const float inverse = reciprocal(step);
-  for (int i = 0; i < kValues; ++i)
-    quants[i] = static_cast<uint8_t>(static_cast<int32_t>(rounded((x[i] + offset) * inverse, low, high) - low));
+  using Eight = EightFloats;
+  const Eight inverse = Eight::all(reciprocal(step)), from = Eight::all(offset), shift = Eight::all(kRounds - low);
+  int32_t integers[kValues];
+  for (int i = 0; i < kValues; i += 8) {
+    const Eight scaled = (Eight::load(x + i) + from) * inverse;
+    (smaller(larger(scaled, Eight::all(low)), Eight::all(high)) + shift).store(integers + i);  // in the low bits
+  }
+  for (int i = 0; i < kValues; ++i) quants[i] = static_cast<uint8_t>(integers[i]);
 }
 
 // Packs kBits bits, from bit `shift` on, of kCount groups of n integers: group i goes to bit i * kBits of n bytes.
@@ -130,7 +139,12 @@ JAX_Q4K_INLINE void pack_bits(const uint8_t* values, int n, int shift, uint8_t* 
 }
 // Bit i of the four bytes, little-endian, is the fifth bit of quant i.
 JAX_Q4K_INLINE void pack_fifth_bits(const uint8_t* quants, uint8_t* packed) {
-  for (int byte = 0; byte < 4; ++byte) pack_bits<1, 8>(quants + 8 * byte, 1, 4, packed + byte);
+  for (int byte = 0; byte < 4; ++byte) {
+    uint64_t eight;
+    std::memcpy(&eight, quants + 8 * byte, sizeof eight);
+    // the product has bit 8 i of the first factor as bit 56 + i
+    packed[byte] = static_cast<uint8_t>((eight >> 4 & 0x0101010101010101) * 0x0102040810204080 >> 56);
+  }
 }
 
 }  // namespace

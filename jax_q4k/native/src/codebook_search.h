@@ -4,7 +4,7 @@
 // unit * (2 * scale + 1), the error of a value is w * (x - t * v)^2 = w * x^2 + t * v * (t * v * w - 2 * a), a = w * x.
 // An entry consists of two halves; the errors of all possible halves are tabulated, and the error of an entry is the sum
 // of two numbers of the tables. Entries are sorted by their first halves, so that only the minimum over the second
-// halves depends on the entry.
+// halves depends on the entry. Minima of two that many first halves need are computed once.
 
 #pragma once
 
@@ -50,29 +50,36 @@ struct Book {
   static constexpr int kTogether = 2;  // second halves that are read together
   int used = 0;                        // first halves that occur
   int first[Shape::kHalves], begin[Shape::kHalves + 1];
-  uint16_t second[2048 + Shape::kHalves * kTogether];  // second halves of a first half; the last one fills up
+  uint16_t second[2048 + Shape::kHalves * kTogether];  // second halves, or pairs, of a first half; the last one fills up
+  int num_pairs;
+  const uint8_t* pairs;
   uint16_t entry[Shape::kHalves * Shape::kHalves] = {};
   float level[Shape::kLevels];
 
-  explicit Book(const CodebookSearch& s) {
+  explicit Book(const CodebookSearch& s) : num_pairs(static_cast<int>(s.num_pairs)), pairs(s.pairs) {
     for (int l = 0; l < Shape::kLevels; ++l) level[l] = s.levels[l];
     auto half = [&](int64_t e, int at) {
       int index = 0;
       for (int i = 0; i < Shape::kHalf; ++i) index = index * Shape::kLevels + s.digits[e * Shape::kEntry + at + i] % Shape::kLevels;
       return index;
     };
-    int firsts[2048], seconds[2048], count = 0;
+    bool has[Shape::kHalves][Shape::kHalves + kMostPairs] = {};  // whether a first half has a second half, or a pair
     for (int64_t e = 0; e < s.num_entries; ++e) {
-      firsts[e] = half(e, 0), seconds[e] = half(e, Shape::kHalf);
-      entry[firsts[e] * Shape::kHalves + seconds[e]] = static_cast<uint16_t>(e);
+      const int f = half(e, 0), g = half(e, Shape::kHalf);
+      has[f][g] = true, entry[f * Shape::kHalves + g] = static_cast<uint16_t>(e);
     }
-    for (int h = 0; h < Shape::kHalves; ++h) {
+    int count = 0;
+    for (int f = 0; f < Shape::kHalves; ++f) {
+      for (int p = 0; p < num_pairs; ++p) {
+        bool &a = has[f][pairs[2 * p]], &b = has[f][pairs[2 * p + 1]];
+        if (&a != &b && a && b) a = b = false, has[f][Shape::kHalves + p] = true;
+      }
       const int start = count;
-      for (int64_t e = 0; e < s.num_entries; ++e)
-        if (firsts[e] == h) second[count++] = static_cast<uint16_t>(seconds[e]);
+      for (int g = 0; g < Shape::kHalves + num_pairs; ++g)
+        if (has[f][g]) second[count++] = static_cast<uint16_t>(g);
       if (count == start) continue;
       for (; (count - start) % kTogether; ++count) second[count] = second[count - 1];
-      first[used] = h, begin[used++] = start;
+      first[used] = f, begin[used++] = start;
     }
     begin[used] = count;
   }
@@ -254,6 +261,9 @@ class Searcher {
     }
     for (int v = 0; v < kVariants; ++v)
       for (int j = 0; j < kHalves; ++j) second_[v][j] = indexed(second_[v][j], j);
+    for (int p = 0; p < book_.num_pairs; ++p)
+      for (int v = 0; v < kVariants; ++v)
+        second_[v][kHalves + p] = smaller(second_[v][book_.pairs[2 * p]], second_[v][book_.pairs[2 * p + 1]]);
     Nearest found;
     Floats best_second[2];
     for (int v = 0; v < 2; ++v) found.error[v] = best_second[v] = Floats::all(INFINITY), found.halves[v] = Ints::all(0);
@@ -291,7 +301,7 @@ class Searcher {
   }
 
   Book<Shape> book_;
-  Floats first_[2][kHalves], second_[2][kHalves];  // errors of halves, in both variants
+  Floats first_[2][kHalves], second_[2][kHalves + kMostPairs];  // errors of halves, in both variants
 };
 
 // Steps to try, relative to the one that maps the largest value of a sub-block to the highest level; how often the best

@@ -124,12 +124,16 @@ enum Signs { kFreeSigns, kEvenSigns, kTernary };
 
 // Blocks of 256 floats for which codebook entries are searched, and where the results go. weight = d * unit * (2 * scale +
 // 1) * signed value of an entry.
+constexpr int64_t kMostPairs = 96;
 struct CodebookSearch {
   int64_t blocks;
   const float *x, *w;     // values, and weights of their squared errors (blocks, 256)
   int64_t num_entries;    // at most 2048
   const uint8_t* digits;  // levels of the entries' values (num_entries, 4 or 8)
   const float* levels;    // 3 or 8 values
+  int64_t num_pairs;      // at most kMostPairs
+  const uint8_t* pairs;   // second halves of entries whose errors are compared first (num_pairs, 2): numbers of 81 or 64 halves,
+                          // or that number plus an earlier pair's
   float unit;
   float* d;           // (blocks,) f16 values
   uint8_t* scales;    // (blocks, 8 or 16)

@@ -256,13 +256,13 @@ bool quantize_Q8_0(const FloatBlocks& s) {
 }
 
 bool quantize_Q4_0(const FloatBlocks& s) {
-  return symmetric_blocks<Integers<8, 1, 8>, 18>(s, [](float d, const uint8_t* quants, uint8_t* packed) {
+  return symmetric_blocks<Integers<8, 4, 8>, 18>(s, [](float d, const uint8_t* quants, uint8_t* packed) {
     store_half(d, packed), pack_bits<4, 2>(quants, 16, 0, packed + 2);
   });
 }
 
 bool quantize_Q5_0(const FloatBlocks& s) {
-  return symmetric_blocks<Integers<16, 1, 8>, 22>(s, [](float d, const uint8_t* quants, uint8_t* packed) {
+  return symmetric_blocks<Integers<16, 8, 8>, 22>(s, [](float d, const uint8_t* quants, uint8_t* packed) {
     store_half(d, packed), pack_fifth_bits(quants, packed + 2), pack_bits<4, 2>(quants, 16, 0, packed + 6);
   });
 }

@@ -3,6 +3,9 @@
 
 #pragma once
 
+#include <algorithm>
+#include <type_traits>
+
 #include "block_lanes.h"
 
 namespace jax_q4k {
@@ -21,7 +24,18 @@ struct Integers {
       if (i % kFractions) levels[count++] = -kTop - static_cast<float>(i) / kFractions;
     for (int i = -kFractions / 2; i < 0; ++i) levels[count++] = kTop + static_cast<float>(i) / kFractions;
   }
-  static JAX_Q4K_INLINE Floats nearest(const Floats& x) { return rounded(x, -kTop, kTop - 1); }
+  // Limits that rounding needs if the largest value is at a level: none, the upper one, or both.
+  enum Limits { kNone, kUpper, kBoth };
+  static constexpr Limits limits(float level) {
+    const float size = level < 0 ? -level : level;
+    return size < kTop - 0.5f ? kNone : size < kTop + 0.5f ? kUpper : kBoth;
+  }
+  template <Limits kLimits = kBoth>
+  static JAX_Q4K_INLINE Floats nearest(const Floats& x) {
+    if constexpr (kLimits == kNone) return rounded(x);
+    if constexpr (kLimits == kUpper) return rounded(smaller(x, Floats::all(kTop - 1)));
+    return rounded(x, -kTop, kTop - 1);
+  }
 };
 
 // Best step s of x ~ s * q; an f16 if `kHalf`.
@@ -29,30 +43,55 @@ template <class Grid, int kValues, bool kHalf>
 JAX_Q4K_INLINE Floats best_step(const Floats* x, const Floats* w) {
   static constexpr Grid grid;
   const Floats zero = Floats::all(0);
-  Floats largest = Floats::all(-1), extreme = zero, least = zero, s = zero;
+  Floats largest = Floats::all(-1), extreme = zero, squares = zero, s = zero;
   for (int i = 0; i < kValues; ++i) {
     const Floats size = magnitude(x[i]);
     extreme = where_less(largest, size, x[i], extreme), largest = larger(size, largest);
-    least = least + w[i] * x[i] * x[i];
+    squares = squares + w[i] * x[i] * x[i];
   }
-  auto consider = [&](const Floats& inverse) __attribute__((always_inline)) {
-    Floats q[kValues], qx = zero, qq = zero, error = zero;
-    for (int i = 0; i < kValues; ++i) {
-      q[i] = Grid::nearest(x[i] * inverse);
-      const Floats wq = w[i] * q[i];
-      qx = qx + wq * x[i], qq = qq + wq * q[i];
+  [[maybe_unused]] const Floats exact = squares * Floats::all(kExact);
+  Floats least = squares;
+  // Fits s to the quants of kTrials trial steps, which are read together, and keeps it if its error is the least so far.
+  auto consider = [&](const auto& inverse, auto limits) __attribute__((always_inline)) {
+    constexpr int kTrials = sizeof inverse / sizeof *inverse;
+    Floats qx[kTrials], qq[kTrials];
+    [[maybe_unused]] Floats quants[kTrials][kHalf ? 1 : kValues];
+    for (int t = 0; t < kTrials; ++t) qx[t] = qq[t] = zero;
+    for (int i = 0; i < kValues; ++i)
+      for (int t = 0; t < kTrials; ++t) {
+        const Floats q = Grid::template nearest<limits>(x[i] * inverse[t]), wq = w[i] * q;
+        qx[t] = qx[t] + wq * x[i], qq[t] = qq[t] + wq * q;
+        if constexpr (!kHalf) quants[t][i] = q;
+      }
+    for (int t = 0; t < kTrials; ++t) {
+      Floats trial = qx[t] * reciprocal(qq[t]), error = zero;
+      if constexpr (kHalf) {
+        const Floats half = nearest_half(trial), off = half - trial;
+        error = larger(squares - trial * qx[t], exact) + off * off * qq[t], trial = half;
+      } else {
+        for (int i = 0; i < kValues; ++i) {
+          const Floats off = trial * quants[t][i] - x[i];
+          error = error + w[i] * (off * off);
+        }
+      }
+      s = where_less(error, least, trial, s), least = smaller(error, least);
     }
-    Floats trial = qx * reciprocal(qq);
-    if (kHalf) trial = nearest_half(trial);
-    for (int i = 0; i < kValues; ++i) {
-      const Floats off = trial * q[i] - x[i];
-      error = error + w[i] * (off * off);
-    }
-    s = where_less(error, least, trial, s), least = smaller(error, least);
   };
   const Floats over = reciprocal(extreme);
-  for (float level : grid.levels) consider(Floats::all(level) * over);
-  consider(reciprocal(s));
+  constexpr int kLevels = sizeof grid.levels / sizeof *grid.levels, kTogether = kHalf ? 2 : 1;
+  for (int first = 0; first < kLevels; first += kTogether) {
+    Floats inverse[kTogether];
+    auto limits = Grid::kNone;
+    for (int t = 0; t < kTogether; ++t) {
+      const float level = grid.levels[std::min(first + t, kLevels - 1)];
+      inverse[t] = Floats::all(level) * over, limits = std::max(limits, Grid::limits(level));
+    }
+    if (limits == Grid::kNone) consider(inverse, std::integral_constant<typename Grid::Limits, Grid::kNone>());
+    if (limits == Grid::kUpper) consider(inverse, std::integral_constant<typename Grid::Limits, Grid::kUpper>());
+    if (limits == Grid::kBoth) consider(inverse, std::integral_constant<typename Grid::Limits, Grid::kBoth>());
+  }
+  const Floats inverse[] = {reciprocal(s)};
+  consider(inverse, std::integral_constant<typename Grid::Limits, Grid::kBoth>());
   return s;
 }
 

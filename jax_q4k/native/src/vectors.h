@@ -117,14 +117,33 @@ JAX_Q4K_INLINE Vector<Element, N> where_less(const Vector<float, N>& a, const Ve
   for (int i = 0; i < c.kParts; ++i) c.part[i] = a.part[i] < b.part[i] ? x.part[i] : y.part[i];
   return c;
 }
-// The larger, and the smaller, lanes; those of b where a is NaN.
+// The larger, and the smaller, lanes; those of b where a is NaN. Of x86's instructions for it, compilers find only some.
+template <bool kLarger, class Part>
+JAX_Q4K_INLINE Part chosen(Part a, Part b) {
+#if defined(JAX_Q4K_AVX512)
+  if constexpr (sizeof(Part) == 64)
+    return (Part)(kLarger ? _mm512_max_ps((__m512)a, (__m512)b) : _mm512_min_ps((__m512)a, (__m512)b));
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(Part) == 32)
+    return (Part)(kLarger ? _mm256_max_ps((__m256)a, (__m256)b) : _mm256_min_ps((__m256)a, (__m256)b));
+#endif
+#if defined(__x86_64__)
+  if constexpr (sizeof(Part) == 16) return (Part)(kLarger ? _mm_max_ps((__m128)a, (__m128)b) : _mm_min_ps((__m128)a, (__m128)b));
+#endif
+  return kLarger ? (b < a ? a : b) : (a < b ? a : b);
+}
 template <int N>
 JAX_Q4K_INLINE Vector<float, N> larger(const Vector<float, N>& a, const Vector<float, N>& b) {
-  return where_less(b, a, a, b);
+  Vector<float, N> c;
+  for (int i = 0; i < c.kParts; ++i) c.part[i] = chosen<true>(a.part[i], b.part[i]);
+  return c;
 }
 template <int N>
 JAX_Q4K_INLINE Vector<float, N> smaller(const Vector<float, N>& a, const Vector<float, N>& b) {
-  return where_less(a, b, a, b);
+  Vector<float, N> c;
+  for (int i = 0; i < c.kParts; ++i) c.part[i] = chosen<false>(a.part[i], b.part[i]);
+  return c;
 }
 
 // Shuffles the concatenated lanes of a and b: lane i of the result is lane kLane(i).

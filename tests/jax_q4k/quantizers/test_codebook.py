@@ -9,6 +9,7 @@ import pytest
 from jax_q4k import cpus, native, quantizers
 from jax_q4k.errors import UnavailableError
 from jax_q4k.native import calls
+from jax_q4k.quantizers import codebook
 from ptx_kernels import formats
 from ptx_kernels.formats.unpack import codebooks
 
@@ -35,15 +36,17 @@ def book(format: str) -> np.ndarray:
     return codebooks.entries("IQ1_S" if format.startswith("IQ1") else format).astype(np.float32)
 
 
-def search(format: str, x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, ...]:
+def search(format: str, x: np.ndarray, w: np.ndarray, pairs: bool = True) -> tuple[np.ndarray, ...]:
     """Returns what the C++ search finds: steps (groups of eight,), entries, signs."""
     unit, subs = SHAPES[format]
     levels, digits = np.unique(book(format), return_inverse=True)
+    digits = digits.reshape(book(format).shape).astype(np.uint8)
     d, scales, entries, signs = calls.codebook_search(
         x,
         w,
-        digits.reshape(book(format).shape).astype(np.uint8),
+        digits,
         levels,
+        codebook.shared_pairs(digits, len(levels)) if pairs else np.zeros((0, 2), np.uint8),
         format=format,
         unit=unit,
         subs=subs,
@@ -102,6 +105,28 @@ def test_entries_and_signs_are_the_best(format):
 
 
 @pytest.mark.parametrize("format", SHAPES)
+def test_pairs_do_not_change_results(format):
+    x, w = sample()
+    for with_pairs, without in zip(search(format, x, w), search(format, x, w, False), strict=True):
+        np.testing.assert_array_equal(with_pairs, without)
+
+
+def test_pairs_save_most_comparisons():
+    _, digits = np.unique(book("IQ1_S"), return_inverse=True)
+    digits = digits.reshape(-1, 8).astype(np.uint8)
+    members: dict[int, set[int]] = {}
+    for first, second in digits.reshape(-1, 2, 4) @ [27, 9, 3, 1]:
+        members.setdefault(int(first), set()).add(int(second))
+    pairs = codebook.shared_pairs(digits, 3)
+    for number, (a, b) in enumerate(pairs.tolist(), 81):
+        for seconds in members.values():
+            if {a, b} <= seconds:
+                seconds -= {a, b}
+                seconds.add(number)
+    assert len(pairs) + sum(map(len, members.values())) <= len(digits) / 2
+
+
+@pytest.mark.parametrize("format", SHAPES)
 def test_steps_cannot_be_refined(format):
     """No other d, with the values that were found, has an error that is smaller by a thousandth."""
     x = sample()[0]
@@ -154,6 +179,8 @@ def test_without_the_library(monkeypatch):
         ({"digits": np.zeros((256, 4), np.uint8)}, r"digits has shape \(256, 4\)"),
         ({"digits": np.zeros((2049, 8), np.uint8)}, "digits must have 1 to 2048 rows"),
         ({"levels": np.ones(8, np.float32)}, r"levels has shape \(8\); it must be \(3\)"),
+        ({"pairs": np.zeros((97, 2), np.uint8)}, "pairs must have at most 96 rows"),
+        ({"pairs": np.array([[80, 0], [82, 0]], np.uint8)}, "row 1 of pairs is out of range"),
         ({"subs": 16}, r"scales has shape \(2, 16\); it must be \(2, 8\)"),
     ],
 )
@@ -163,10 +190,11 @@ def test_operands_that_do_not_fit(changes, message):
         "w": np.ones((2, 256), np.float32),
         "digits": np.zeros((256, 8), np.uint8),
         "levels": np.array([8, 25, 43], np.float32),
+        "pairs": np.zeros((0, 2), np.uint8),
         "format": "IQ2_XXS",
         "unit": 0.125,
         "subs": 8,
     } | changes
-    operands = [arguments.pop(name) for name in ("x", "w", "digits", "levels")]
+    operands = [arguments.pop(name) for name in ("x", "w", "digits", "levels", "pairs")]
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         jax.block_until_ready(calls.codebook_search(*operands, **arguments))
