@@ -354,14 +354,28 @@ class Device:
             self._modules.append(module)
             function = self._call("cuModuleGetFunction", module, kernel.name.encode())
             if kernel.dynamic_shared_bytes:  # as XLA launches it (`ptx.split`)
-                limit = (
-                    self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                )
-                self._call("cuFuncSetAttribute", function, limit, kernel.dynamic_shared_bytes)
+                self._allow(function, kernel.dynamic_shared_bytes)
                 preference = self._cuda.CUfunc_cache.CU_FUNC_CACHE_PREFER_SHARED
                 self._call("cuFuncSetCacheConfig", function, preference)
             self._functions[kernel] = function
         return self._functions[kernel]
+
+    def _allow(self, function: Any, dynamic_shared_bytes: int) -> None:
+        limit = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._call("cuFuncSetAttribute", function, limit, dynamic_shared_bytes)
+
+    def clusters_at_once(self, kernel: Kernel, dynamic_shared_bytes: int) -> int:
+        """Returns how many of a kernel's clusters the driver says the device runs at once.
+
+        dynamic_shared_bytes: of each thread block, instead of the kernel's.
+        """
+        function, config = self._function(kernel), self._cuda.CUlaunchConfig()
+        self._allow(function, dynamic_shared_bytes)
+        for axis, blocks, threads in zip("XYZ", kernel.grid, kernel.block, strict=True):
+            setattr(config, f"gridDim{axis}", blocks)
+            setattr(config, f"blockDim{axis}", threads)
+        config.sharedMemBytes, config.hStream = dynamic_shared_bytes, self._stream
+        return int(self._call("cuOccupancyMaxActiveClusters", function, config))
 
     def _load(self, text: str) -> Any:
         """Loads a module; raises ModuleLoadError with the driver's log."""

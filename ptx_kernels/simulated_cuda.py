@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from . import simulator
+from .devices import find_device
 from .driver import Device
 from .ptx import Kernel
 from .simulator.memory.buffers import DeviceBuffer
@@ -113,6 +114,7 @@ class SimulatedCuda:
         **{f"CU_DEVICE_ATTRIBUTE_{name}": name for name in ATTRIBUTES}
     )
     CUfunction_attribute = types.SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
+    CUlaunchConfig = types.SimpleNamespace
     CUfunc_cache = types.SimpleNamespace(CU_FUNC_CACHE_PREFER_SHARED=1)
     CUstreamCaptureMode = types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
 
@@ -248,6 +250,15 @@ class SimulatedCuda:
     def cuFuncSetCacheConfig(self, function, config):
         self.preferences[function] = config
         return (Result.CUDA_SUCCESS,)
+
+    def cuOccupancyMaxActiveClusters(self, function, config):
+        found = re.search(r"[.]reqnctapercluster (\d+)", function[0])
+        if found is None or config.sharedMemBytes > self.limits.get(function, 0):
+            return Result.CUDA_ERROR_INVALID_VALUE, None
+        device, cluster = find_device("H200"), int(found[1])
+        assert device is not None
+        resident = self.attributes["MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"] // config.sharedMemBytes
+        return Result.CUDA_SUCCESS, device.places(cluster, resident) // cluster
 
     def cuLaunchKernel(self, function, *arguments):
         *geometry, shared, stream, pointers, extra = arguments

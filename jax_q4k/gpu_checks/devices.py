@@ -19,6 +19,7 @@ LEAST_FREE = 1 << 30  # bytes, for a context, compiled code and the demo model
 
 _CLUSTERS = 2, 4, 8  # blocks
 _BLOCKS, _TURNS = 16, 3
+_WHOLE = 120 << 10  # bytes of shared memory that leave no room for a second thread block
 
 
 def open_device(*, simulated: bool) -> Device:
@@ -120,3 +121,20 @@ def wrong_clusters(device: Device, *, graph: bool) -> Sequence[int]:
         if not np.array_equal(got, ring_result(**shape)):
             wrong.append(cluster)
     return wrong
+
+
+def cluster_places(device: Device) -> str:
+    """Returns how many clusters the driver runs at once, one thread block per multiprocessor.
+
+    Where kernels are chosen for another number, the line has it, too.
+    """
+    from ptx_kernels.probes import cluster_ring
+
+    facts, found = target_of(device).facts, []
+    for cluster in _CLUSTERS:
+        kernel = cluster_ring(blocks=_BLOCKS, cluster=cluster, turns=_TURNS)
+        places = device.clusters_at_once(kernel, _WHOLE)
+        expected = facts.places(cluster) // cluster if facts else places
+        assumed = "" if places == expected else f" (kernels are chosen for {expected})"
+        found.append(f"{places} of {cluster} blocks{assumed}")
+    return "clusters at once: " + ", ".join(found)

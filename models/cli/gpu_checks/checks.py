@@ -68,7 +68,10 @@ def _clusters(simulated: bool, progress: Progress) -> Result:
         if wrong := devices.wrong_clusters(device, graph=graph):
             sizes = ", ".join(map(str, wrong))
             return failed(f"clusters of {sizes} blocks have wrong results {where}", NO_CLUSTERS)
-    return ok("clusters have the right results, also in a CUDA graph")
+    progress("clusters at once")
+    return ok(
+        "clusters have the right results, also in a CUDA graph", devices.cluster_places(device)
+    )
 
 
 def _kernels(simulated: bool, progress: Progress) -> Result:

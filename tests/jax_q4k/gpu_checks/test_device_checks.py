@@ -69,5 +69,18 @@ def test_graphs_run_clusters():
     assert devices.wrong_clusters(with_nothing, graph=True) == [2, 4, 8]
 
 
+def test_the_driver_says_how_many_clusters_run_at_once():
+    line = "clusters at once: 66 of 2 blocks, 31 of 4 blocks, 15 of 8 blocks"
+    assert devices.cluster_places(SimulatedDevice()) == line
+
+    class Fewer(SimulatedDevice):
+        def clusters_at_once(self, kernel, dynamic_shared_bytes):
+            return super().clusters_at_once(kernel, dynamic_shared_bytes) - (kernel.cluster[0] == 8)
+
+    assert devices.cluster_places(Fewer()) == line.replace(
+        "15 of 8 blocks", "14 of 8 blocks (kernels are chosen for 15)"
+    )
+
+
 def test_only_newer_devices_have_clusters():
     assert not devices.has_clusters(SimulatedDevice(attributes=capability(8, 9)))
