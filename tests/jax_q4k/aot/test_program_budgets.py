@@ -87,7 +87,7 @@ def test_launches_of_a_step_ask_for_the_next_weights(batch):
         assert len(found) == planes, kernel.name
 
 
-@pytest.mark.slow("compiles and assembles programs", quick=["llama-3.1-8b, batch 1"])
+@pytest.mark.slow("compiles and assembles programs", quick=["llama-3.1-8b, batch 1-1"])
 @pytest.mark.parametrize(
     "program, most",
     [
