@@ -62,6 +62,15 @@ class JitOption(enum.IntEnum):
     CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6
 
 
+class LaunchConfig:
+    """Fields of `CUlaunchConfig` that the driver sets; others raise AttributeError."""
+
+    __slots__ = (
+        *("gridDimX", "gridDimY", "gridDimZ"),
+        *("blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes", "hStream"),
+    )
+
+
 @dataclass(frozen=True)
 class Node:
     """A launch or a copy that a stream captured.
@@ -114,7 +123,7 @@ class SimulatedCuda:
         **{f"CU_DEVICE_ATTRIBUTE_{name}": name for name in ATTRIBUTES}
     )
     CUfunction_attribute = types.SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
-    CUlaunchConfig = types.SimpleNamespace
+    CUlaunchConfig = LaunchConfig
     CUfunc_cache = types.SimpleNamespace(CU_FUNC_CACHE_PREFER_SHARED=1)
     CUstreamCaptureMode = types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
 

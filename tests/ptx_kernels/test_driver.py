@@ -254,6 +254,8 @@ def test_bindings_have_what_is_called():
         ours = getattr(SimulatedCuda, holder)
         for member in getattr(ours, "__members__", None) or vars(ours):
             assert hasattr(getattr(real, holder), member), f"{holder}.{member}"
+    for member in SimulatedCuda.CUlaunchConfig.__slots__:
+        assert hasattr(real.CUlaunchConfig, member), member
     launch = real.cuLaunchKernel.__doc__.splitlines()[0]
     assert launch.count(",") == 10, launch
 
