@@ -11,7 +11,7 @@ import platform
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -117,19 +117,23 @@ def compile_library(
     target: Path,
     *,
     flags: Sequence[str] = (),
+    sets: Collection[str] | None = None,
     progress: Callable[[str, int, int], object] = lambda name, done, total: None,
 ) -> list[str]:
     """Compiles the library to `target`.
 
-    `flags` are added to the compiler's and the linker's, such as a sanitizer's. `progress` is
-    called after each object with its name, the number of finished objects, and their total.
-    Returns the names of the kernel sets that the compiler is too old for. Raises BuildError.
+    `flags` are added to the compiler's and the linker's, such as a sanitizer's. `sets` names the
+    kernel sets to compile, which must include "portable"; None means all. `progress` is called
+    after each object with its name, the number of finished objects, and their total. Returns the
+    names of the kernel sets that the compiler is too old for. Raises BuildError.
     """
     include = ["-isystem", headers()]
     with tempfile.TemporaryDirectory() as folder:
         commands = []
         known = {
-            name: machine for name, machine in kernels().items() if _knows(machine, Path(folder))
+            name: machine
+            for name, machine in kernels().items()
+            if (sets is None or name in sets) and _knows(machine, Path(folder))
         }
         for name, machine in reversed(known.items()):  # "portable" takes longest
             defines = [
@@ -179,7 +183,7 @@ def compile_library(
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
-    return [name for name in kernels() if name not in known]
+    return [name for name in kernels() if name not in known and (sets is None or name in sets)]
 
 
 def _link(objects: Sequence[str], target: Path, flags: Sequence[str]) -> None:

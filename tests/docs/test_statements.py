@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import tomllib
 import types
@@ -198,9 +199,13 @@ def place_of_programs():
 
 @says(CLI, "If `JAX_COMPILATION_CACHE_DIR` is set, only JAX's own cache in that folder is used")
 def jaxs_own_cache():
-    assert jax.config.values["jax_compilation_cache_dir"]  # tests set it
-    with cache.programs(Console()) as kept:
-        assert kept is None
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", before or tempfile.gettempdir())
+    try:
+        with cache.programs(Console()) as kept:
+            assert kept is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
 @says("docs/chat.md", "an answer has up to 1024 tokens (`-n`)", "`/system TEXT`", "`/quit`, Ctrl-D")
