@@ -150,7 +150,11 @@ def ptx(
         output = "rows" if of_pair is last else "f32"
     elif activations != "f32" and last is not None:
         output = gemm.quantized_to([down], m, activations)
-        output = "f32" if inner % {"q8_1": GROUP, "f16": SUPER_BLOCK}[output] else output
+        from ptx_kernels.tuning import current_device
+
+        whole = not inner % {"q8_1": GROUP, "f16": SUPER_BLOCK}[output]
+        # thread blocks that share a scale of f16 rows are a cluster
+        output = output if whole and (output == "q8_1" or current_device().clusters) else "f32"
     epilogue: dict[str, Any] = {"norm_weight": norm_weight, "eps": eps, "activation": activation}
     h = of_pair(asking(launch, prefetch[:1], m), x, [gate, up], output=output, **epilogue)
     if output == "rows":

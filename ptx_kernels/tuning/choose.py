@@ -85,27 +85,26 @@ def decide(rule: Rule, *shape: Any, **named: Any) -> Choice:
     device, the rule. Errors are those of `choose`.
     """
     device, shape = current_device(), rule.shape(*shape, **named)
+    without = f"no table for {device.name} has the shape"
     for table in tables_for(device) if rule.rows else ():
         if row := table.serving(rule, shape):
-            return Choice(rule.name, shape, row.config, table.reason(rule, row, shape))
+            if device.clusters_allowed or not getattr(row.config, "cluster", False):
+                return Choice(rule.name, shape, row.config, table.reason(rule, row, shape))
+            without = "the tables' Config is a cluster"
     why = f"rule {rule.name}"
     if rule.takes_device:
         why += f" for {device}"
     if rule.rows:
-        why += f", no table for {device.name} has the shape"
+        why += f", {without}"
     return Choice(rule.name, shape, rule(device, *shape), why)
 
 
 def tables_for(device: Target) -> list[tables.Table]:
     """Returns the tables of a device, in the order in which they decide.
 
-    Their Configs may run as clusters, so a device without its clusters has none.
-
     Raises:
       TuningTableError: the user's table is malformed.
     """
-    if not device.clusters_allowed:
-        return []
     path = os.environ.get(VARIABLE)
     known = [*([_user_table(path, file_stamp(path))] if path else []), *tables.packaged()]
     return [table for table in known if table.is_for(device.name, device.multiprocessors)]

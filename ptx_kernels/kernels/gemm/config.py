@@ -42,6 +42,11 @@ class GemmConfig:
     splits: int = 1
 
     @property
+    def cluster(self) -> bool:
+        """Whether thread blocks that split the columns form a cluster."""
+        return self.splits > 1
+
+    @property
     def rows(self) -> int:
         """Weight rows of a thread block."""
         return TILE_ROWS * self.tiles * self.row_warps

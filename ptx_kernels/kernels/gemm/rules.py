@@ -61,7 +61,7 @@ def _f16_products(device: Target, formats: tuple[str, ...], m: int) -> bool:
     device. The rate is known only for sm_90.
     """
     facts = device.facts
-    if facts is None or facts.arch != "sm_90" or not device.clusters or m <= 2 * TILE_COLUMNS:
+    if facts is None or facts.arch != "sm_90" or m <= 2 * TILE_COLUMNS:
         return False
     tensor = 4 * 2 * 16 * 8 * 32 / facts.mma_float_ops  # clocks of a quarter of a multiprocessor
     slots = [block_format(name).tuning.int8_issue_slots for name in formats]

@@ -9,6 +9,10 @@ import pytest
 from support.helpers import nmse
 
 import jax_q4k as jq
+from ptx_kernels import tuning
+from ptx_kernels.devices import target
+from ptx_kernels.kernels.gemm import GemmConfig, gemm_rule
+from ptx_kernels.tuning import tables
 
 KEY = jax.random.key(0)
 TOKENS, PAGE = 512, 16
@@ -68,6 +72,31 @@ def test_products_do_not_split_over_clusters():
     with_clusters, without = (kernels(clusters, jq.matmul, x, w) for clusters in (True, False))
     assert max(max(k.cluster) for k in with_clusters) > 1
     assert max(max(k.cluster) for k in without) == 1
+    assert all(kernels[-1].name.startswith("gemm_q4_k_f16") for kernels in (with_clusters, without))
+
+
+def test_activations_of_an_mlp_stay_f16():
+    """Without clusters the gated product stores floats, which the next launch converts."""
+    wide, down = (jq.QuantizedArray.zeros("Q4_K", s) for s in ((2048, 1024), (1024, 2048)))
+    x = jax.ShapeDtypeStruct((32, 1024), jnp.float32)
+    names = [[k.name for k in kernels(c, jq.mlp, x, wide, wide, down)] for c in (True, False)]
+    assert [name[:8] for name in names[0]] == ["quantize", "gated_ge", "gemm_q4_"]
+    assert names[1] == [*names[0][:2], "quantize_f16", names[0][2]]
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_rows_of_tables_decide_unless_they_are_clusters(splits, monkeypatch):
+    shape = gemm_rule.shape(format="Q4_K", n=4096, columns=4096, m=8)
+    config = GemmConfig(4, 1, 1, 8, splits=splits)
+    row = tables.Row("gemm", shape, config, seconds=1e-6)
+    table = tables.Table("mine.json", "H200", "measured", (row,))
+    monkeypatch.setattr(tables, "packaged", lambda: (table,))
+    with tuning.on_device(target("H200")):
+        assert tuning.decide(gemm_rule, *shape).config == config
+    with tuning.on_device(target("H200").switched(clusters=False)):
+        choice = tuning.decide(gemm_rule, *shape)
+    assert ("the tables' Config is a cluster" in choice.why) == (splits > 1)
+    assert (choice.config == config) == (splits == 1)
 
 
 @pytest.mark.parametrize("name", ["clusters", "prefetch", "graphs"])
