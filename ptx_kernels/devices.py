@@ -201,7 +201,7 @@ DEVICES: dict[str, Device] = {
             groups=_HOPPER_GROUPS,
         ),
         Device(
-            "GH200 480GB",
+            "GH200",
             "sm_90",
             132,
             1.98e9,
@@ -315,9 +315,9 @@ def tensor_busy(warps: int) -> float:
     return warps / (warps + _WAITING_WARPS)
 
 
-#: Words after a model's name that mean another chip or a part of one (D: fewer multiprocessors or
-#: slower tensor cores; Max: Max-Q, a lower clock).
-_OTHERS = {"D", "Laptop", "MIG", "Max", "SUPER", "Ti"}
+#: Words after a model's name that leave it the same model. Any other means another chip or a part
+#: of one, such as Ti, Laptop, MIG, 24Q of a virtual GPU, or D: fewer multiprocessors.
+_SAME = {"80GB", "480GB", "Edition", "Generation", "HBM3", "NVL", "PCIE", "PCIe", "SXM4", "SXM5"}
 
 
 def find_device(reported: str) -> Device | None:
@@ -329,8 +329,10 @@ def find_device(reported: str) -> Device | None:
     if words[:2] == ["NVIDIA", "GeForce"]:
         words = words[2:]
     words = words[1:] if words[:1] in (["NVIDIA"], ["Tesla"]) else words
-    found = [d for name, d in DEVICES.items() if words[: len(name.split())] == name.split()]
-    return None if _OTHERS & set(words) else max(found, key=lambda d: len(d.name), default=None)
+    for count in range(len(words), 0, -1):  # the longest name first
+        if device := DEVICES.get(" ".join(words[:count])):
+            return device if _SAME.issuperset(words[count:]) else None
+    return None
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ PUBLISHED: dict[str, float] = {
 }
 SOURCE = "https://github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference"
 #: Cards without a published rate there.
-OTHERS = ("T4", "A10", "L4", "RTX 5090", "GH200 480GB")
+OTHERS = ("T4", "A10", "L4", "RTX 5090", "RTX PRO 6000 Blackwell Workstation", "GH200", "B200")
 
 
 @dataclass(frozen=True)

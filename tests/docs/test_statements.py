@@ -899,7 +899,7 @@ def facts_of_devices():
     assert (h200.bandwidth, round(h200.l2_bandwidth / 1e12, 1)) == (4.3e12, 5.5)
     assert (h200.clock_hz, h200.tensor_clock_hz, h200.dot_float_ops) == (1.98e9, 1.7e9, 700e12)
     known = {name for name, device in devices.DEVICES.items() if device.dot_float_ops}
-    assert known == {"H100", "H200", "GH200 480GB"}
+    assert known == {"H100", "H200", "GH200"}
 
 
 @says(KERNELS, "A launch prefetches at most a sixth of the L2 cache")

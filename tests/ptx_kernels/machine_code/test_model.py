@@ -304,10 +304,15 @@ def test_outstanding_loads():
         ("NVIDIA A100-PCIE-40GB", "A100 PCIE 40GB"),
         ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
         ("NVIDIA H100 NVL", "H100 NVL"),
-        ("NVIDIA GH200 480GB", "GH200 480GB"),
+        ("NVIDIA GH200 480GB", "GH200"),
         ("NVIDIA GH200 144G HBM3e", None),
         ("NVIDIA A10", "A10"),
+        ("NVIDIA A10-24Q", None),
         ("NVIDIA A10G", "A10G"),
+        ("NVIDIA A100-SXM-64GB", None),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", None),
+        ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
+        ("NVIDIA GeForce RTX 3060 Ti", None),
         ("NVIDIA L4", "L4"),
         ("NVIDIA L40", None),
         ("NVIDIA L40S", "L40S"),
@@ -327,3 +332,7 @@ def test_outstanding_loads():
 )
 def test_names_of_devices(reported, name):
     assert find_device(reported) == (DEVICES[name] if name else None)
+
+
+def test_each_device_is_found_by_its_name():
+    assert all(find_device(name) is device for name, device in DEVICES.items())
