@@ -181,6 +181,33 @@ constexpr int kBlocks = 1, kRows = 2;
 #endif
 constexpr int kAbreast = kBlocks * kLanes;
 
+// What decoding has in common is not inlined into each format's function: they would be several times as long.
+__attribute__((noinline)) void transpose_scales(Floats (&v)[kLanes]) { transpose(v); }
+
+// Stores the columns of one step of a span of 16 rows as floats, to[column * kAbreast + row]. words[r] has four quants of
+// row r in each 32 bits; scales and mins are transposed.
+template <bool kSigned, bool k32, bool kMins>
+__attribute__((noinline)) void store_columns(int step, Floats (&words)[kLanes], const Floats* scales, const Floats* mins, float offset,
+                                             float* to) {
+  transpose(words);
+  for (int q = 0; q < 4; ++q) {
+    const int group = 4 * q + step;
+    const Floats scale = scales[k32 ? group & ~1 : group];
+    const Floats min = kMins ? mins[group] : k32 ? scales[group | 1] : scale * Floats::all(offset);
+    for (int i = 0; i < 4; ++i)
+#pragma GCC unroll 4
+      for (int b = 0; b < 4; ++b) {
+        const Floats word = words[4 * q + i];
+        Ints quants;
+        if constexpr (kSigned)
+          quants = (word.template as<int32_t>() << Ints::all(24 - 8 * b)) >> Ints::all(24);
+        else
+          quants = ((word.template as<uint32_t>() >> Words::all(8 * b)) & Words::all(0xff)).template as<int32_t>();
+        (to_float(quants) * scale - min).store(to + (64 * q + 16 * step + 4 * i + b) * kAbreast);
+      }
+  }
+}
+
 // Decodes span s of 16 rows to floats, to[column * kAbreast + row]; the last row is repeated if there are fewer.
 template <class Format>
 void decode_block(const Matrix& w, int64_t first, int64_t count, int64_t s, float* to, PackedRow<Format>*) {
@@ -199,39 +226,19 @@ void decode_block(const Matrix& w, int64_t first, int64_t count, int64_t s, floa
   }
   Floats scales[kLanes];  // after the transpose, of one group each; for groups of 32, scale and min alternate
   for (int r = 0; r < kLanes; ++r) scales[r] = Format::scales(planes[r]);
-  [[maybe_unused]] Floats mins[Format::kMins ? kLanes : 1];
+  Floats mins[Format::kMins ? kLanes : 1];
   if constexpr (Format::kMins) {
     for (int r = 0; r < kLanes; ++r) mins[r] = Format::mins(planes[r]);
-    transpose(mins);
+    transpose_scales(mins);
   }
-  transpose(scales);
-  auto decode_step = [&](auto step) __attribute__((always_inline)) {
-    constexpr int kStep = decltype(step)::value;
-    Floats words[kLanes];  // four quants of a row each; after the transpose, of 16 rows
-#pragma GCC unroll 16
+  transpose_scales(scales);
+  const auto decode_step = [&](auto step) {
+    Floats words[kLanes];
     for (int r = 0; r < kLanes; ++r) {
-      const Bytes quants = Format::template quants<kStep>(planes[r]);
+      const Bytes quants = Format::template quants<decltype(step)::value>(planes[r]);
       words[r] = (Format::kSigned ? quants ^ Bytes::all(kZeroPoint) : quants).template as<float>();
     }
-    transpose(words);
-#pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) {
-      const int group = 4 * q + kStep;
-      const Floats scale = scales[k32 ? group & ~1 : group];
-      Floats min = k32 ? scales[group | 1] : scale * Floats::all(Format::kOffset);
-      if constexpr (Format::kMins) min = mins[group];
-#pragma GCC unroll 4
-      for (int i = 4 * q; i < 4 * q + 4; ++i)
-#pragma GCC unroll 4
-        for (int b = 0; b < 4; ++b) {
-          Ints quants;
-          if constexpr (Format::kSigned)
-            quants = (words[i].template as<int32_t>() << Ints::all(24 - 8 * b)) >> Ints::all(24);
-          else
-            quants = ((words[i].template as<uint32_t>() >> Words::all(8 * b)) & Words::all(0xff)).template as<int32_t>();
-          (to_float(quants) * scale - min).store(to + (64 * q + 16 * kStep + i % 4 * 4 + b) * kAbreast);
-        }
-    }
+    store_columns<Format::kSigned, k32, Format::kMins>(step, words, scales, mins, Format::kOffset, to);
   };
   decode_step(std::integral_constant<int, 0>()), decode_step(std::integral_constant<int, 1>());
   decode_step(std::integral_constant<int, 2>()), decode_step(std::integral_constant<int, 3>());
