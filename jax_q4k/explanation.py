@@ -300,9 +300,11 @@ def _launch(kernel: Kernel, figures: Figures | None) -> str:
         shared += f", {figures.shared_split >> 10} KB of shared memory per multiprocessor"
     predicted = ""
     if figures and figures.seconds is not None:
+        from ptx_kernels.devices import DEVICES
         from ptx_kernels.machine_code.model import MEASURED
 
         low, high = (end * figures.seconds * 1e6 for end in MEASURED)
+        low = max(low, figures.nbytes / DEVICES[figures.device].datasheet_bandwidth * 1e6)
         predicted = (
             f"; predicted {figures.seconds * 1e6:.1f} us ({low:.1f} to {high:.1f}), "
             f"{figures.bound} bound ({figures.device})"
