@@ -233,7 +233,8 @@ def _expert_matvec(
     token's row itself, which costs little beside its weights unless the row is very long; with
     `exact` it uses the row unquantized. For q8_1 output a thread block computes the 32 rows of a
     group, with eight warps: two thread blocks then hide each other's barriers, and an expert's few
-    rows occupy the multiprocessors more evenly than with 16 warps.
+    rows occupy the multiprocessors more evenly than with 16 warps. Weights are prefetched if
+    multiprocessors have several thread blocks; the cost model predicts no gain for a single one.
     """
     if exact:
         config = _float_matvec(device, formats, (n * choices,) * len(formats), columns, 1, norm)
@@ -251,7 +252,10 @@ def _expert_matvec(
         )
     blocks = -(-n // config.block_rows)
     rounds = -(-blocks * choices // (device.multiprocessors * config.resident_blocks))
-    return replace(config, persistent=-(-blocks // rounds) if 1 < rounds < blocks else 0)
+    ahead = config.activations == "inline_q8" and blocks * choices > device.multiprocessors
+    ahead = ahead and all(block_format(each).tuning.gemv_ahead for each in formats)
+    fixed = -(-blocks // rounds) if 1 < rounds < blocks else 0
+    return replace(config, ahead=ahead, persistent=fixed)
 
 
 def _mixture_matvec(

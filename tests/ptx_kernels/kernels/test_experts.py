@@ -178,10 +178,18 @@ def chosen_kernels() -> dict[str, Kernel]:
             if format in ("Q4_K", "MXFP4"):
                 many = {"experts": 512, "top": 32, "routing": Routing(top=32, bias=True)}
                 found[f"routed {label}"] = gated_matvec(**around, **(common | many))
+                shared = {"biases": False, "shared": True, "shared_gate": True, "top": 31}
+                many |= {"routing": Routing(top=31, bias=True)}
+                found[f"shared {label}"] = gated_matvec(**around, **(common | many | shared))
             config = choose(mixture_matvec_rule, format, k, n, m, exact)
+            sizes: dict[str, Any] = dict(format=format, n=k, columns=n, residual=True)
             found[f"mixture {label}"] = mixture_matvec(
-                format=format, n=k, columns=n, residual=True, scales=True, config=config, **common
+                scales=True, config=config, **sizes, **common
             )
+            if not exact:
+                found[f"shared mixture {label}"] = mixture_matvec(
+                    shared=True, config=config, **sizes, **(common | {"biases": False})
+                )
     return found
 
 
