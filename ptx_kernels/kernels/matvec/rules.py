@@ -110,6 +110,8 @@ def _fused_matvec(
         warps, per_warp = (8, 4) if ahead or (m > 2 and not inline) else (16, 2)
     elif ahead and lanes == 4 and _joins_wide(device, rows):
         warps, per_warp = 16, 4
+        if columns <= LANE_WEIGHTS * WARP // 4 and sum(rows) > 64 * device.multiprocessors:
+            per_warp = 2  # rows of one loop trip: both these and the next fill the registers
     resident = 16 // warps
     if m > 2 and not inline:
         resident = {4: 3 if m <= 4 else 2}.get(warps, 1)
