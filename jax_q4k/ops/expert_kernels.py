@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels.limits import MAX_ROWS, gemm_takes
+from ptx_kernels.limits import MAX_ROUTED, MAX_ROWS, gemm_takes
 
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
@@ -33,15 +33,30 @@ def takes(weights: Sequence[Any], tokens: int, top: int) -> bool:
     return tokens <= MAX_ROWS or tokens * top <= min(experts, MAX_CHOICES)
 
 
+def takes_shared(stacks: Sequence[Any], shared: Sequence[Any], tokens: int, top: int) -> bool:
+    """Returns whether mat-vecs also multiply by one more expert, shared by few tokens.
+
+    stacks: gate, up and down (experts, n, k); shared: matrices (n, k) of these formats and sizes.
+    """
+    alike = all(
+        isinstance(w, QuantizedArray) and (w.format, w.shape) == (stack.format, stack.shape[1:])
+        for w, stack in zip(shared, stacks, strict=True)
+    )
+    return alike and tokens <= MAX_ROWS and top < MAX_ROUTED
+
+
 class Router(NamedTuple):
     """Routing inputs for a gate-and-up mat-vec that selects the experts itself.
 
-    logits: (m, experts); bias: (experts,), None if absent; routing: a `Routing` of the kernels.
+    logits: (m, experts); bias: (experts,), None if absent; routing: a `Routing` of the kernels;
+    shared_logits: (m, 1), logits of the weights of an expert that all tokens share; None if the
+    weights are 1, or if there is no such expert.
     """
 
     logits: jax.Array
     bias: jax.Array | None
     routing: Any
+    shared_logits: jax.Array | None
 
 
 def products(
@@ -50,6 +65,7 @@ def products(
     ids: jax.Array | Router,
     weights: Sequence[QuantizedArray],
     *,
+    shared: Sequence[QuantizedArray] = (),
     norm_weight: jax.Array | None = None,
     eps: float = 0.0,
     biases: Sequence[jax.Array | None] = (),
@@ -66,10 +82,12 @@ def products(
       x: (m, k); ids: int32 (m, top), or a Router for two stacks.
       weights: stacks of shape (experts, n, k); biases: for two stacks, (experts, n) for each, or
         None if absent.
+      shared: with a Router, gate and up (n, k) of an expert that each token has as its last one,
+        after the `top` selected ones.
 
     Returns:
       [(m * top, n) float32], or with output q8_1 the arrays of `quantize_q8_1`. With a Router, ids
-      (m, top) and weights (m, top) come first.
+      (m, top) and weights (m, top) come first. `top` counts a shared expert, whose id is `experts`.
     """
     from ptx_kernels.kernels.matvec import expert_matvec_rule, gated_matvec, matvec
     from ptx_kernels.tuning import choose
@@ -83,7 +101,7 @@ def products(
         formats,
         n,
         columns,
-        m * top,
+        m * (top + bool(shared)),
         norm=norm_weight is not None,
         output=output,
         exact=exact,
@@ -100,10 +118,14 @@ def products(
         if any(bias is not None for bias in biases):
             terms = [jnp.zeros((experts, n)) if bias is None else bias for bias in biases]
         if router is not None:
-            common["routing"] = router.routing
+            gated = router.shared_logits is not None
+            common |= {"routing": router.routing, "shared": bool(shared), "shared_gate": gated}
         kernel = gated_matvec(formats=formats, activation=activation, biases=bool(terms), **common)
-    choice = [ids] if router is None else jax.tree.leaves((router.logits, router.bias))
-    return launch(kernel, *choice, *jax.tree.leaves(list(weights)), *operands, *terms)
+    choice = [ids]
+    if router is not None:
+        choice = jax.tree.leaves((router.logits, router.bias, router.shared_logits))
+    planes = jax.tree.leaves([*zip(weights, shared, strict=True)] if shared else list(weights))
+    return launch(kernel, *choice, *planes, *operands, *terms)
 
 
 def mixture(
@@ -113,6 +135,7 @@ def mixture(
     weights: jax.Array,
     down: QuantizedArray,
     *,
+    shared: QuantizedArray | None = None,
     bias: jax.Array | None,
     scale: jax.Array | None,
     residual: jax.Array | None,
@@ -126,6 +149,7 @@ def mixture(
       h: (m * top, k) float32 if `exact`, else as q8_1.
       ids, weights: (m, top); down: (experts, n, k); bias: (experts, n); scale: (experts,);
         residual: (m, n).
+      shared: (n, k), the matrix of each token's last expert, whose id is `experts`; None if absent.
     """
     from ptx_kernels.kernels.matvec import mixture_matvec, mixture_matvec_rule
     from ptx_kernels.tuning import choose
@@ -137,14 +161,15 @@ def mixture(
         columns=columns,
         m=m,
         experts=experts,
-        top=top,
+        top=top - (shared is not None),
+        shared=shared is not None,
         biases=bias is not None,
         scales=scale is not None,
         residual=residual is not None,
         config=choose(mixture_matvec_rule, down.format, n, columns, m, exact),
     )
     terms = [term for term in (bias, scale, residual) if term is not None]
-    (y,) = launch(kernel, ids, weights, *down.planes, *h, *terms)
+    (y,) = launch(kernel, ids, weights, *jax.tree.leaves((down, shared)), *h, *terms)
     return y
 
 

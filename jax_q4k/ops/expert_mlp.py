@@ -255,10 +255,12 @@ def mat_vecs(
     eps: float,
     activation: str,
     activations: str | None,
+    shared: tuple[Any, Any, Any] | None = None,
 ) -> jax.Array:
     """Runs the mat-vecs for gate and up, then for down; returns (m, n).
 
     choice: the expert ids of `given`, or a Router, whose ids and weights replace those of `given`.
+    shared: with a Router, gate, up and down of one more expert of each token (`takes_shared`).
     """
     exact = activations == "f32"
     h = expert_kernels.products(
@@ -266,6 +268,7 @@ def mat_vecs(
         given.x,
         choice,
         [given.gate, given.up],
+        shared=() if shared is None else shared[:2],
         norm_weight=given.norm_weight,
         eps=eps,
         biases=given.biases[:2],
@@ -282,6 +285,7 @@ def mat_vecs(
         ids,
         weights,
         given.down,
+        shared=None if shared is None else shared[2],
         bias=given.biases[2],
         scale=given.down_scale,
         residual=given.residual,

@@ -219,7 +219,9 @@ def append(
     return launch(kernel, *heads.pages, *planes, *operands, *angles, *terms)
 
 
-def all_or_none(weights: Sequence[Packed], biases: Sequence[jax.Array | None]) -> list[jax.Array]:
+def all_or_none(
+    weights: Sequence[Packed | jax.Array], biases: Sequence[jax.Array | None]
+) -> list[jax.Array]:
     """Returns the biases of all matrices, zeros for missing ones; [] if all are missing."""
     if all(bias is None for bias in biases):
         return []
@@ -230,12 +232,12 @@ def all_or_none(weights: Sequence[Packed], biases: Sequence[jax.Array | None]) -
 def router(
     launch: KernelCall,
     x: jax.Array,
-    w: jax.Array,
+    weights: Sequence[jax.Array],
     norm_weight: jax.Array | None,
     eps: float,
-    bias: jax.Array | None,
+    biases: Sequence[jax.Array | None],
 ) -> list[jax.Array]:
-    """[rms_norm](x) @ w.T [+ bias] in one launch, for float32 x and w.
+    """[rms_norm](x) @ w.T [+ bias] for each w in one launch, for float32 x and weights.
 
     `router_takes` must be true of their sizes.
     """
@@ -243,17 +245,18 @@ def router(
     from ptx_kernels.kernels.router import router_rule
     from ptx_kernels.tuning import choose
 
-    (n, columns), terms = w.shape, [term for term in (norm_weight, bias) if term is not None]
+    columns, terms = x.shape[1], all_or_none(weights, biases)
     kernel = router_kernel(
-        n=n,
+        rows=tuple(w.shape[0] for w in weights),
         columns=columns,
         m=x.shape[0],
         norm=norm_weight is not None,
         eps=eps,
-        bias=bias is not None,
+        biases=bool(terms),
         config=choose(router_rule, columns),
     )
-    return launch(kernel, w, x, *terms)
+    norms = [] if norm_weight is None else [norm_weight]
+    return launch(kernel, *weights, x, *norms, *terms)
 
 
 def activation_operands(

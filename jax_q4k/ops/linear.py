@@ -287,7 +287,8 @@ def _linear(
     rows = Rows.of(x)
     operands = checked_operands(x, rows, weights, norm, biases, residual)
     packed = all(isinstance(w, Packed) and w.shape[0] for w in weights)
-    one = packed or is_router(operands)  # one kernel computes all of it
+    # one kernel computes all of it
+    one = packed or (activation is None and is_router(operands))
     eps = 0.0 if norm is None else checks.epsilon("eps", norm[1])
     terms = (activation, operands.residual, operands.norm_weight, *operands.biases)
     ys: Sequence[jax.Array]

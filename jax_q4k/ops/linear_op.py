@@ -28,17 +28,18 @@ class Operands(NamedTuple):
     x: jax.Array  # (m, k)
     residual: jax.Array | None  # (m, n), only with a single matrix
     norm_weight: jax.Array | None  # (k,)
-    weights: tuple[Any, ...]  # packed (n_i, k), none or all in stacks; or one float32 matrix
+    weights: tuple[Any, ...]  # packed (n_i, k), none or all in stacks; or small float32 matrices
     biases: tuple[jax.Array | None, ...]  # (n_i,)
 
 
 def is_router(operands: Operands) -> bool:
-    """Returns whether the weights are one small float32 matrix, a router's, and x has few rows."""
-    (x, residual, _, (w, *others), _) = operands
-    if others or residual is not None or isinstance(w, Packed) or w.dtype != jnp.float32:
+    """Returns whether the weights are small float32 matrices, a router's, and x has few rows."""
+    x, residual, _, weights, _ = operands
+    if residual is not None or any(
+        isinstance(w, Packed) or w.dtype != jnp.float32 or not w.shape[0] for w in weights
+    ):
         return False
-    n, k = w.shape
-    return bool(n) and router_takes(n, k, x.shape[0])
+    return router_takes(sum(w.shape[0] for w in weights), weights[0].shape[1], x.shape[0])
 
 
 class Steps(NamedTuple):
@@ -125,8 +126,8 @@ def ptx(
     """
     x, residual, norm_weight, weights, biases = args = Operands(*operands)
     launch = asking(launch, prefetch, x.shape[0])
-    if is_router(args):
-        return gemv.router(launch, x, weights[0], norm_weight, eps, biases[0])
+    if activation is None and is_router(args):
+        return gemv.router(launch, x, weights, norm_weight, eps, biases)
     product = None
     if isinstance(weights[0], Packed):
         is_gated = activation is not None

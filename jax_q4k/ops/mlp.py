@@ -202,7 +202,7 @@ def _layout(*operands: Any, **_: Any) -> Layout:
     return Layout((*others, *inner, axes(args.down, "n g")), "m n", combined="f g")
 
 
-def _split(
+def split(
     parts: Parts, call: Any, *operands: Any, eps: float, activation: str, activations: str | None
 ) -> jax.Array:
     """Runs a device's shard of the inner axis; adds the residual after the sum over devices.
@@ -236,5 +236,5 @@ op = Op(
     vmap=functools.partial(by_rows, operands=2),  # x and the residual
     derivative=_derivative,
     layout=_layout,
-    split=_split,
+    split=split,
 )

@@ -174,12 +174,19 @@ def chosen_experts(buffer: Buffer, arguments: Arguments) -> float:
     """
     if not arguments["experts"]:
         return one_layer(buffer, arguments)
-    return choices(arguments) / arguments["experts"] if buffer.type is u8 else 1
+    if buffer.type is not u8 or buffer.name.startswith("shared_"):
+        return 1
+    return arguments["m"] * arguments["top"] / arguments["experts"]
 
 
 def choices(arguments: Arguments) -> int:
-    """Returns the number of (activation row, selected expert) pairs; 1 without experts."""
-    return arguments["m"] * arguments["top"] if arguments.get("experts") else 1
+    """Returns the number of (activation row, selected expert) pairs; 1 without experts.
+
+    A shared expert is one that all rows select.
+    """
+    if not arguments.get("experts"):
+        return 1
+    return int(arguments["m"] * (arguments["top"] + arguments.get("shared", False)))
 
 
 def rows_together(arguments: Arguments) -> int:

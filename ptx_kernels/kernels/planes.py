@@ -15,17 +15,24 @@ class Planes:
 
     Attributes:
       layer: index (u32) of the matrix of a stack that the kernel reads; None if there is no stack.
+      last: planes of a matrix (n, columns) outside of the stack, whose index follows those of the
+        stack; empty if there is none.
     """
 
     operands: Sequence[Pointer]
     layer: Value | None
+    last: Sequence[Pointer] = ()
 
     def of_matrix(self, layer: Value | None = None) -> list[Pointer]:
         """Returns the planes (n, blocks, bytes) of a stack's matrix; None means `self.layer`."""
         layer = self.layer if layer is None else layer
         if layer is None:
             return list(self.operands)
-        return [plane.at(layer).reshape(*plane.shape[1:]) for plane in self.operands]
+        planes = [plane.at(layer).reshape(*plane.shape[1:]) for plane in self.operands]
+        if not self.last:
+            return planes
+        inside = layer < self.operands[0].shape[0]
+        return [a.where(inside, b) for a, b in zip(planes, self.last, strict=True)]
 
 
 def input_planes(
@@ -38,6 +45,7 @@ def input_planes(
     layers: int = 0,
     experts: int = 0,
     expert: Value | None = None,
+    shared: bool = False,
     streamed: bool = False,
 ) -> Planes:
     """Declares the planes of packed weights (n, columns) as operands, named with a `prefix`.
@@ -47,17 +55,26 @@ def input_planes(
         that the kernel reads. A negative index counts from the end; an index out of range is
         clamped.
       experts: number of experts; the kernel reads `expert` (u32, below `experts`).
+      shared: whether more operands, "shared_...", are the planes of another matrix (n, columns),
+        which is expert number `experts`.
       streamed: see `Builder.input`.
     """
     if layers and experts:
         raise KernelError(f"layers={layers}, experts={experts}: a stack is of one of them")
     layout = formats.get(format)
     stack = layers or experts
-    shape = (*([stack] if stack else []), n, columns // layout.block_size)
-    planes = [
-        k.input(prefix + p.name, u8, (*shape, p.bytes_per_block), constant=True, streamed=streamed)
-        for p in layout.planes
-    ]
+    of_matrix = n, columns // layout.block_size
+
+    def planes_of(prefix: str, *shape: int) -> list[Pointer]:
+        return [
+            k.input(
+                prefix + p.name, u8, (*shape, p.bytes_per_block), constant=True, streamed=streamed
+            )
+            for p in layout.planes
+        ]
+
+    planes = planes_of(prefix, *([stack] if stack else []), *of_matrix)
     if not layers:
-        return Planes(planes, expert)
+        last = planes_of(f"shared_{prefix}", *of_matrix) if shared else []
+        return Planes(planes, expert, last)
     return Planes(planes, layer_index(k, f"{prefix}index", layers))

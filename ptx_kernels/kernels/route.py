@@ -117,17 +117,36 @@ class Router:
 
     Operands: logits f32 (rows, experts), with a bias selection_bias f32 (experts,). Results: ids
     s32 (rows, top), weights f32 (rows, top).
+
+    With a `shared` expert each row has one more id, `experts`, with weight 1. If it is `gated` the
+    weight is the sigmoid of an operand shared_logits f32 (rows, 1).
     """
 
-    def __init__(self, k: Builder, routing: Routing, rows: int, experts: int) -> None:
+    def __init__(
+        self,
+        k: Builder,
+        routing: Routing,
+        rows: int,
+        experts: int,
+        *,
+        shared: bool = False,
+        gated: bool = False,
+    ) -> None:
         routing.check(experts)
-        self._k, self._routing = k, routing
+        self._k, self._routing, self._experts, self._shared = k, routing, experts, shared
+        count = routing.top + shared
+        if count > WARP or gated > shared:
+            raise KernelError(
+                f"top={routing.top}, shared={shared}, gated={gated}: a row has at most {WARP} "
+                "experts, and only a shared one is gated"
+            )
         self._logits = k.input("logits", f32, (rows, experts))
         self._bias = (
             k.input("selection_bias", f32, (experts,), constant=True) if routing.bias else None
         )
-        self._ids = k.output("ids", s32, (rows, routing.top))
-        self._weights = k.output("weights", f32, (rows, routing.top))
+        self._gate = k.input("shared_logits", f32, (rows, 1)) if gated else None
+        self._ids = k.output("ids", s32, (rows, count))
+        self._weights = k.output("weights", f32, (rows, count))
 
     def best(self, row: Value, count: Value | int) -> Best:
         """Emits the selection of the best `count` experts of a row."""
@@ -136,11 +155,19 @@ class Router:
 
     def store(self, row: Value, best: Best, where: Value | None = None) -> None:
         """Emits one warp's stores of a row's expert ids and weights."""
-        lane = self._k.lane_id
-        stored = lane < self._routing.top
+        k, lane = self._k, self._k.lane_id
+        stored = lane < self._ids.shape[1]
         stored = stored if where is None else stored & where
-        self._ids.at(row, lane).store(0, best.ids.bits(s32), where=stored)
-        self._weights.at(row, lane).store(0, best.weights, where=stored)
+        ids, weights = best.ids, best.weights
+        if self._shared:
+            weight = k.const(f32, 1.0)
+            if self._gate is not None:
+                (weight,) = _sigmoids(k, [self._gate.at(row).load()])
+            ranked = lane < self._routing.top
+            ids = k.select(ranked, ids, self._experts)
+            weights = k.select(ranked, weights, weight)
+        self._ids.at(row, lane).store(0, ids.bits(s32), where=stored)
+        self._weights.at(row, lane).store(0, weights, where=stored)
 
 
 @kernel
@@ -160,8 +187,7 @@ def _scores(
 ) -> list[Value]:
     """Emits the scores of this lane's experts; unspecified where a lane has no expert."""
     if gating == "sigmoid":
-        one = k.const(f32, 1.0)
-        return [one / (k.exp2(x * -LOG2_E) + 1.0) for x in logits]
+        return _sigmoids(k, logits)
     lowest = k.const(f32, -math.inf)
     valid_logits = [
         x if known is None else k.select(known, x, lowest)
@@ -172,6 +198,11 @@ def _scores(
     powers = [k.exp2((x - highest) * LOG2_E) for x in valid_logits]
     total = k.warp_sum(functools.reduce(lambda a, b: a + b, powers))
     return [power / total for power in powers]
+
+
+def _sigmoids(k: Builder, logits: Sequence[Value]) -> list[Value]:
+    one = k.const(f32, 1.0)
+    return [one / (k.exp2(x * -LOG2_E) + 1.0) for x in logits]
 
 
 ROUTE = Family(

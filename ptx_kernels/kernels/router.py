@@ -1,4 +1,7 @@
-"""Kernel that computes an MoE router's logits: few rows of f32 weights times few activations."""
+"""Kernel that computes an MoE router's logits: few rows of f32 weights times few activations.
+
+The rows may be those of several matrices, such as a router's and a shared expert's gate.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import functools
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 from ..limits import MAX_ROUTED_EXPERTS, MAX_ROWS
 from ..ptx import WARP, Builder, KernelError, Value, f32, kernel
@@ -24,35 +28,43 @@ class RouterConfig:
 def router(
     k: Builder,
     *,
-    n: int,
+    rows: tuple[int, ...],
     columns: int,
     m: int,
     norm: bool = False,
     eps: float = 0.0,
-    bias: bool = False,
+    biases: bool = False,
     config: RouterConfig = RouterConfig(),
 ) -> None:
-    """Kernel: y[j, r] = w[r] . x[j] [+ bias[r]] in f32, one thread block per weight row.
+    """Kernel: y_i[j, r] = w_i[r] . x[j] [+ bias_i[r]] in f32, one thread block per weight row.
 
-    Weights are read once. With `norm`, x is replaced by x / sqrt(mean(x^2) + eps) * norm_weight. A
-    thread block sums the squares along with the products and scales them at the end, so the norm
-    needs no separate pass.
+    Matrix i has rows[i] rows. Weights are read once. With `norm`, x is replaced by x /
+    sqrt(mean(x^2) + eps) * norm_weight. A thread block sums the squares along with the products and
+    scales them at the end, so the norm needs no separate pass.
 
-    Operands: w f32 (n, columns), x f32 (m, columns), with `norm` norm_weight f32 (columns,), with
-    `bias` bias f32 (n,). Result: y f32 (m, n).
+    Operands: each w f32 (rows[i], columns), x f32 (m, columns), with `norm` norm_weight f32
+    (columns,), with `biases` each bias f32 (rows[i],). Results: each y f32 (m, rows[i]).
     """
-    if n > MAX_ROUTED_EXPERTS or m > MAX_ROWS or columns % RUN:
+    if not rows or sum(rows) > MAX_ROUTED_EXPERTS or m > MAX_ROWS or columns % RUN:
         raise KernelError(
-            f"n={n} must be at most {MAX_ROUTED_EXPERTS}, m={m} at most {MAX_ROWS}, and"
-            f" columns={columns} a multiple of {RUN}"
+            f"rows={rows} must be 1 to {MAX_ROUTED_EXPERTS} in total, m={m} at most {MAX_ROWS}, "
+            f"and columns={columns} a multiple of {RUN}"
         )
-    w = k.input("w", f32, (n, columns), constant=True)
+    names = [""] if len(rows) == 1 else [str(i) for i in range(len(rows))]
+    each = [*zip(names, rows, strict=True)]
+    matrices = [k.input(f"w{i}", f32, (n, columns), constant=True) for i, n in each]
     x = k.input("x", f32, (m, columns))
     factors = k.input("norm_weight", f32, (columns,), constant=True) if norm else None
-    biases = k.input("bias", f32, (n,), constant=True) if bias else None
-    y = k.output("y", f32, (m, n))
-    warps, row = config.warps, k.block_id()
-    k.launch((n,), WARP * warps)
+    addends = [k.input(f"bias{i}", f32, (n,), constant=True) for i, n in each] if biases else []
+    results = [k.output(f"y{i}", f32, (m, n)) for i, n in each]
+    warps, places = config.warps, _places(k, rows)
+    k.launch((sum(rows),), WARP * warps)
+    w, *others = (
+        matrix.at(row).reshape(columns) for matrix, (row, _) in zip(matrices, places, strict=True)
+    )
+    for other, (_, inside) in zip(others, places[1:], strict=True):
+        assert inside is not None
+        w = other.where(inside, w)
     parts = k.shared("parts", f32, ((1 + norm) * m, warps))
     products = [k.var(f32, 0.0) for _ in range(m)]
     squares = [k.var(f32, 0.0) for _ in range(m)] if norm else []
@@ -64,8 +76,8 @@ def router(
             offset = k.thread_id * RUN + base
             inside = None if base + RUN * WARP * warps <= count else offset < count
             offsets.append((offset + start, inside))
-        weights = [load_floats(w.at(row, at), RUN, where=inside) for at, inside in offsets]
-        rows = [
+        weights = [load_floats(w.at(at), RUN, where=inside) for at, inside in offsets]
+        inputs = [
             [load_floats(x.at(j, at), RUN, where=inside) for at, inside in offsets]
             for j in range(m)
         ]
@@ -75,7 +87,7 @@ def router(
                 [a * b for a, b in zip(*pair, strict=True)]
                 for pair in zip(weights, scales, strict=True)
             ]
-        for j, runs in enumerate(rows):
+        for j, runs in enumerate(inputs):
             for run, run_weights in zip(runs, weights, strict=True):
                 for value, weight in zip(run, run_weights, strict=True):
                     k.accumulate(products[j], value, weight)
@@ -99,9 +111,24 @@ def router(
         if norm:
             mean = _sum(parts.at(j + m).load_run(0, warps)) * (1 / columns)
             value = value * (k.const(f32, 1.0) / k.sqrt(mean + eps))
-        if biases is not None:
-            value = value + biases.at(row).load()
-        y.at(j, row).store(0, value)
+        for addend, (row, inside) in zip(addends, places, strict=False):
+            value = value + addend.at(row).load(where=inside)
+        for y, (row, inside) in zip(results, places, strict=True):
+            y.at(j, row).store(0, value, where=inside)
+
+
+def _places(k: Builder, rows: tuple[int, ...]) -> list[tuple[Value, Value | None]]:
+    """Returns the thread block's row in each matrix, and whether the matrix has that row.
+
+    Consecutive thread blocks have the rows of the matrices in order; a row before those of its
+    matrix wraps around. None means that there is one matrix.
+    """
+    block, start, found = k.block_id(), 0, list[tuple[Value, Value | None]]()
+    for n in rows:
+        row = block - start if start else block
+        found.append((row, row < n if len(rows) > 1 else None))
+        start += n
+    return found
 
 
 def _sum(values: list[Value]) -> Value:
@@ -119,12 +146,22 @@ def _rule(columns: int) -> RouterConfig:
 router_rule: Rule[RouterConfig] = Rule("router", _rule)
 
 
+_ONE: dict[str, Any] = dict(columns=2048, m=1)
+
 ROUTER = Family(
     router,
     (
-        Case.of(router, "128x2048-m1", n=128, columns=2048, m=1, norm=True, eps=1e-6),
-        Case.of(router, "128x2048-m8", n=128, columns=2048, m=8, norm=True, eps=1e-6),
-        Case.of(router, "32x2880-m1", n=32, columns=2880, m=1, bias=True, config=RouterConfig(16)),
+        Case.of(router, "128x2048-m1", rows=(128,), norm=True, eps=1e-6, **_ONE),
+        Case.of(router, "256+1x2048-m1", rows=(256, 1), norm=True, eps=1e-6, **_ONE),
+        Case.of(router, "128x2048-m8", rows=(128,), columns=2048, m=8, norm=True, eps=1e-6),
+        Case.of(
+            *(router, "32x2880-m1"),
+            rows=(32,),
+            columns=2880,
+            m=1,
+            biases=True,
+            config=RouterConfig(16),
+        ),
     ),
     rules=(router_rule,),
     passes=once,

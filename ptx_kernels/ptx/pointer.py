@@ -14,7 +14,7 @@ from .instructions import STREAMED_LOADS, STREAMED_LOADS_128
 from .issue import braced, issue
 from .text import Text
 from .types import Type, bf16, f16, f32, s8, s16, s32, s64, u8, u16, u32, u64
-from .values import Operand, Value, Var, clear, emit, operand, register, variable
+from .values import Operand, Value, Var, clear, emit, operand, register, spell, variable
 
 #: Memory type -> (type of the value once loaded, suffix of ld and st). Narrow integers widen to 32
 #: bits.
@@ -132,6 +132,18 @@ class Pointer:
 
     def _moved(self, opcode: str, index: Value, step: int) -> Pointer:
         return self._with(address=emit(self.text, opcode, index.name, str(step), self.address.name))
+
+    def where(self, condition: Value, other: Pointer) -> Pointer:
+        """Returns this address where the condition is true, else `other`, a buffer like this."""
+        for name in ("type", "space", "shape", "offset"):
+            if (mine := getattr(self, name)) != (its := getattr(other, name)):
+                raise KernelError(
+                    f"pointers with {name} {mine} and {its} cannot replace each other"
+                )
+        names = self.address.name, other.address.name, condition.name
+        opcode = spell("selp", self.address.type)
+        address = emit(self.text, opcode, *names, result=self.address.type)
+        return self._with(address=address, shape=self.shape)
 
     def moving(self) -> Pointer:
         """Returns a pointer whose address is a variable, for `advance`.

@@ -33,7 +33,12 @@ NO_OPERATIONS = {
 
 #: Operations whose transforms quick tests reach by others: of the router and experts by `route` and
 #: `expert_mlp`, of the delta rule by `gated_delta_rule` and its own tests.
-LARGE = ("routed_mlp", "gated_delta_rule in chunks", "gated_delta_step")
+LARGE = (
+    "routed_mlp",
+    "routed_mlp with a shared expert",
+    "gated_delta_rule in chunks",
+    "gated_delta_step",
+)
 
 
 def each(names):

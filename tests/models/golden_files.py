@@ -138,6 +138,12 @@ def routes_given(name: str):
         weights = jnp.take_along_axis(scores, ids, axis=-1)
         if normalize:
             weights = weights / weights.sum(-1, keepdims=True)
+        shared, logit = options.pop("shared"), options.pop("shared_logits")
+        if shared is not None:
+            around = {k: options[k] for k in ("activation", "norm_weight", "eps") if k in options}
+            y = jq.mlp(x, *shared, **around)
+            y = y if logit is None else jax.nn.sigmoid(logit) * y
+            options["residual"] = options["residual"] + y
         return jq.expert_mlp(x, gate, up, down, ids, weights * scale, **options)
 
     with mock.patch.object(jq, "routed_mlp", given):

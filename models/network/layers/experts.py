@@ -13,7 +13,7 @@ from jax import Array
 import jax_q4k as jq
 
 from ...config.expert_fields import Experts as Shape
-from .linear import Linear, Matrix, Norm, RMSNorm, added, normalized, scaled
+from .linear import Linear, Matrix, Norm, RMSNorm, added, fusible, normalized, scaled
 from .mlp import MLP, activate
 
 
@@ -93,31 +93,47 @@ class Experts(nnx.Module):
         return bias, {name: getattr(self.shape, name) for name in names}
 
     @property
-    def _fusible(self) -> list[ExpertLinear] | None:
+    def _stacks(self) -> list[ExpertLinear] | None:
         """Gate, up and down if `jax_q4k.routed_mlp` takes them, else None."""
         modules = [m for m in (self.gate, self.up, self.down) if type(m) is ExpertLinear]
         plain = len(modules) == 3 and all(m.scale is None for m in modules[:2])
         plain = plain and self.activation in jq.ACTIVATION_FUNCTIONS
         return modules if plain and self.sum_bias is None else None
 
+    @property
+    def _shared_matrices(self) -> list[Linear] | None:
+        """Gate, up and down of `shared` if `jax_q4k.routed_mlp` takes them, else None."""
+        if self.shared is None or self._stacks is None:
+            return None
+        modules = [m for m in (self.shared.gate, self.shared.up, self.shared.down) if m is not None]
+        plain = len(modules) == 3 and fusible(*modules) and all(m.bias is None for m in modules)
+        plain = plain and self.shared.norm is None and self.shared.activation == self.activation
+        return modules if plain else None
+
     def mixture(self, x: Array, residual: Array | None) -> Array:
         """Returns [residual +] the weighted sum of the selected experts' outputs for x."""
-        fusible = self._fusible
-        fused = fusible is not None and isinstance(self.norm, RMSNorm)
+        stacks, shared = self._stacks, self._shared_matrices
+        fused = stacks is not None and isinstance(self.norm, RMSNorm)
         norm, h = (self.norm, x) if fused or self.norm is None else (None, self.norm(x))
-        if self.shared is not None:
+        if self.shared is not None and shared is None:
             residual = self._shared(h, residual, norm)
-        if fusible is not None:
-            logits, (bias, options) = self._logits(x, h, norm), self._selection()
+        if stacks is not None:
+            (bias, options), shared_logits = self._selection(), None
+            if shared is None or self.shared_gate is None:
+                logits = self._logits(x, h, norm)
+            else:
+                logits, shared_logits = self._both_logits(x, h, norm)
             h, norms = normalized(h, norm)
             options |= {
+                "shared": None if shared is None else [module.weight for module in shared],
+                "shared_logits": shared_logits,
                 "selection_bias": bias,
                 "activation": self.activation,
-                "biases": [module.bias for module in fusible],
+                "biases": [module.bias for module in stacks],
                 "down_scale": self.down.scale,
                 "residual": residual,
             }
-            gate, up, down = (module.weight for module in fusible)
+            gate, up, down = (module.weight for module in stacks)
             return jq.routed_mlp(h, logits, gate, up, down, self.shape.used, **options, **norms)
         bias, options = self._selection()
         ids, weights = jq.route(self._logits(x, h, norm), self.shape.used, bias=bias, **options)
@@ -133,9 +149,26 @@ class Experts(nnx.Module):
         if self.shared_gate is None:
             return self.shared.network(h, residual, norm)
         x, options = normalized(h, norm)
-        (logit,) = jq.linear(x, [self.shared_gate.get_value()[None]], activations="f32", **options)
-        y = jax.nn.sigmoid(logit) * self.shared.network(h, None, norm)
+        y = jax.nn.sigmoid(self._gate_logit(h, norm)) * self.shared.network(h, None, norm)
         return y if residual is None else residual + y
+
+    def _gate_logit(self, h: Array, norm: Norm | None) -> Array:
+        """Returns shared_gate @ norm(h), (..., 1)."""
+        assert self.shared_gate is not None
+        x, options = normalized(h, norm)
+        (logit,) = jq.linear(x, [self.shared_gate.get_value()[None]], activations="f32", **options)
+        return logit
+
+    def _both_logits(self, x: Array, h: Array, norm: Norm | None) -> tuple[Array, Array]:
+        """Returns the logits of the router and of the shared expert's gate, by one product."""
+        joint = type(self.router) is Linear and self.router_scale is None
+        if not joint or self.shared_gate is None or jq.is_quantized(self.router.weight):
+            return self._logits(x, h, norm), self._gate_logit(h, norm)
+        h, options = normalized(h, norm)
+        weights = [self.router.weight, self.shared_gate.get_value()[None]]
+        biases = [self.router.bias, None]
+        logits, logit = jq.linear(h, weights, biases=biases, activations="f32", **options)
+        return logits, logit
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -21,6 +21,7 @@ from ..family import (
     pair,
 )
 from ..pages import PAGE_BUFFERS, SLOT_OPERANDS, touched_slots
+from ..route import Routing
 from .config import PRESETS, MatvecConfig
 from .gated import gated_matvec
 from .matvec import matvec
@@ -192,8 +193,9 @@ _FUSED = (
 )
 
 
-#: Experts of Qwen3-30B-A3B and of gpt-oss-20b, by (hidden, inner, experts, top).
+#: Experts of Qwen3-30B-A3B, Qwen3.6-35B-A3B and gpt-oss-20b, by (hidden, inner, experts, top).
 _EXPERTS: dict[str, Any] = dict(experts=128, top=8)
+_SHARED: dict[str, Any] = dict(experts=256, top=8, shared=True)
 _OF_32: dict[str, Any] = dict(experts=32, top=4)
 _EIGHT: dict[str, Any] = dict(rows_per_warp=4, unroll=1, resident_blocks=2)  # warps of 4 rows
 _MIXTURES = (
@@ -250,6 +252,32 @@ _MIXTURES = (
         format="MXFP4",
         n=2880,
         **_OF_32,
+    ),
+    _fused(
+        "shared-Q4_K",
+        gated_matvec,
+        "inline_q8",
+        _EIGHT,
+        columns=2048,
+        norm=True,
+        eps=1e-6,
+        output="q8_1",
+        formats=("Q4_K", "Q4_K"),
+        n=512,
+        routing=Routing(top=8),
+        shared_gate=True,
+        **_SHARED,
+    ),
+    _fused(
+        "shared-Q6_K",
+        mixture_matvec,
+        "quarter_warp_dp4a",
+        dict(lanes=4, resident_blocks=4),
+        columns=512,
+        residual=True,
+        format="Q6_K",
+        n=2048,
+        **_SHARED,
     ),
 )
 

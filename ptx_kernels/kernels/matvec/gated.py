@@ -11,7 +11,7 @@ from ...ptx import Builder, KernelError, kernel
 from ..route import Routing
 from .config import MatvecConfig
 from .epilogue import Epilogue
-from .experts import Experts, chosen
+from .experts import Experts, check_shared, chosen
 from .matvec import whole_product
 from .prologue import InputRows, Prologue
 from .rows import matrix
@@ -29,6 +29,7 @@ def gated_matvec(
     biases: bool = False,
     moe: Experts,
     routing: Routing | None = None,
+    shared_gate: bool = False,
     output: Literal["f32", "q8_1"] = "f32",
     config: MatvecConfig,
 ) -> None:
@@ -41,15 +42,22 @@ def gated_matvec(
     and then of `up` first, and with `biases` one for each, f32 (n,), added before the gate;
     `experts` and `top` as there. With a `routing` the router logits replace the ids. The ids are
     then a result, with their weights, before y (`route.Router`).
+
+    With a `shared` expert, row t * (top + 1) + top of y is the product of x[t] and this expert's
+    matrices (n, columns), whose planes follow those of each stack. `shared_gate`: whether its
+    weight is the sigmoid of shared_logits, f32 (m, 1), which follow the selection bias.
     """
     if len(formats) != 2:
         raise KernelError(f"formats={formats} must be those of gate and up")
     m, columns = x.m, x.columns
-    choice = chosen(k, m, moe, routing)
+    choice = chosen(k, m, moe, routing, gated=shared_gate)
+    if moe.shared:
+        check_shared(biases)
     for format in formats:
         config.check(format, n, columns, 1 if choice else m)
     names = "_".join(dict.fromkeys(f.lower() for f in formats))
     kind = "routed_" if routing else "expert_" if choice else ""
+    kind += "shared_" if moe.shared else ""
     k.name = f"{kind}gated_matvec_{names}_m{m}"
     pair = [
         matrix(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ... import formats
 from ...ptx import Builder, KernelError, Pointer, Value, Var, f32, kernel, s8, s32, u32
@@ -14,7 +15,7 @@ from .activations import Floats, Quantized
 from .config import MatvecConfig
 from .dot import Dots, MatrixLoads, Streams, team_streams
 from .epilogue import Epilogue
-from .experts import check_choices
+from .experts import Experts, check_choices, check_shared
 from .rows import BlockRow, Matrix, Team, launch, teams
 
 _COLUMNS_AT_ONCE = 256  # columns per choice, so that its loads use complete lines
@@ -28,8 +29,7 @@ def mixture_matvec(
     n: int,
     columns: int,
     m: int,
-    experts: int,
-    top: int,
+    moe: Experts,
     biases: bool = False,
     scales: bool = False,
     residual: bool = False,
@@ -44,22 +44,29 @@ def mixture_matvec(
     together is then as much work as one of a dense matrix, and no intermediate result goes through
     memory. The order of the sums is fixed.
 
+    A `shared` expert is expert number `experts`, the last of every token: ids and weights are (m,
+    top + 1), h has m * (top + 1) rows, and its planes (n, ...) follow those of the stack.
+
     Operands: ids s32 (m, top), weights f32 (m, top), the planes (experts, n, ...), h like the
     activations of `matvec` without a norm, f32 or q8_1 with m * top rows; biases f32 (experts, n);
     expert_scales f32 (experts,); residual f32 (m, n). Result: y f32 (m, n).
     """
-    check_choices(experts, top)
+    experts, top = moe.experts, moe.top + moe.shared
+    check_choices(experts, moe.top)
+    if moe.shared:
+        check_shared(biases or scales)
     config.check(format, n, columns, 1)
     if config.activations == "inline_q8" or config.stage != "none" or config.broadcast_header:
         raise KernelError(
             "a mixture's activations are q8_1 or f32, stage='none', broadcast_header=False, not "
             f"{config.activations}, stage={config.stage!r}, {config.broadcast_header}"
         )
-    k.name = f"mixture_matvec_{format.lower()}_m{m}"
+    k.name = f"mixture_{'shared_' if moe.shared else ''}matvec_{format.lower()}_m{m}"
     token = k.block_id("y")
     block_row = BlockRow(token, token, experts)
     ids, weights = k.input("ids", s32, (m, top)), k.input("weights", f32, (m, top))
-    planes = input_planes(k, format, n, columns, experts=experts, streamed=config.streamed)
+    stack: dict[str, Any] = dict(experts=experts, shared=moe.shared, streamed=config.streamed)
+    planes = input_planes(k, format, n, columns, **stack)
     h = _activations(k, config, m * top, columns)
     terms = _Terms(
         token,
@@ -122,7 +129,8 @@ def _add_choices(
     totals: Sequence[Var],
 ) -> None:
     """Emits totals[r] += this lane's part of the sum over the token's selected experts."""
-    top, experts = terms.ids.shape[1], matrix.planes.operands[0].shape[0]
+    top = terms.ids.shape[1]
+    experts = matrix.planes.operands[0].shape[0] + bool(matrix.planes.last)
     at_once = choices_at_once(config, matrix.format, matrix.columns, top)
     streams = team_streams(k, matrix.format, team, config)
     each, lanes = streams.count // at_once, config.lanes_per_block(matrix.format)

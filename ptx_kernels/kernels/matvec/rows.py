@@ -40,12 +40,14 @@ class BlockRow:
       row: index of the result row (u32).
       experts: number of matrices in a stack, of which the thread block reads `expert` (u32); 0 and
         None mean that there is no stack.
+      shared: whether one more matrix follows those of the stack (see `input_planes`).
     """
 
     token: Value
     row: Value
     experts: int = 0
     expert: Value | None = None
+    shared: bool = False
 
 
 def one_row(pointer: Pointer, row: Value | None) -> Pointer:
@@ -71,6 +73,7 @@ def matrix(
     stack: dict[str, Any] = {"layers": layers, "streamed": streamed}
     if block_row is not None:
         stack |= {"experts": block_row.experts, "expert": block_row.expert}
+        stack["shared"] = block_row.shared
     return Matrix(format, n, columns, input_planes(k, format, n, columns, prefix=prefix, **stack))
 
 

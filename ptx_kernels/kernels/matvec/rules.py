@@ -110,6 +110,8 @@ def _fused_matvec(
         warps, per_warp = (8, 4) if ahead or (m > 2 and not inline) else (16, 2)
     elif ahead and lanes == 4 and _joins_wide(device, rows):
         warps, per_warp = 16, 4
+        if columns <= LANE_WEIGHTS * WARP // 4 and sum(rows) > 64 * device.multiprocessors:
+            per_warp = 2  # rows of one loop trip: both these and the next fill the registers
     resident = 16 // warps
     if m > 2 and not inline:
         resident = {4: 3 if m <= 4 else 2}.get(warps, 1)
@@ -233,7 +235,8 @@ def _expert_matvec(
     token's row itself, which costs little beside its weights unless the row is very long; with
     `exact` it uses the row unquantized. For q8_1 output a thread block computes the 32 rows of a
     group, with eight warps: two thread blocks then hide each other's barriers, and an expert's few
-    rows occupy the multiprocessors more evenly than with 16 warps.
+    rows occupy the multiprocessors more evenly than with 16 warps. Weights are prefetched if
+    multiprocessors have several thread blocks; the cost model predicts no gain for a single one.
     """
     if exact:
         config = _float_matvec(device, formats, (n * choices,) * len(formats), columns, 1, norm)
@@ -251,7 +254,10 @@ def _expert_matvec(
         )
     blocks = -(-n // config.block_rows)
     rounds = -(-blocks * choices // (device.multiprocessors * config.resident_blocks))
-    return replace(config, persistent=-(-blocks // rounds) if 1 < rounds < blocks else 0)
+    ahead = config.activations == "inline_q8" and blocks * choices > device.multiprocessors
+    ahead = ahead and all(block_format(each).tuning.gemv_ahead for each in formats)
+    fixed = -(-blocks // rounds) if 1 < rounds < blocks else 0
+    return replace(config, ahead=ahead, persistent=fixed)
 
 
 def _mixture_matvec(

@@ -46,26 +46,21 @@ class Kind:
 QWEN, GEMMA = first_layers(QWEN_3_6_35B_A3B, 4), first_layers(GEMMA_4_31B, 6)
 GLM = first_layers(GLM_4_7_FLASH, 2)
 
-_EXPERTS = ("router", "routed_gated_matvec", "mixture_matvec")
+# A shared expert is one of the experts.
+_EXPERTS = ("router", "routed_shared_gated_matvec", "mixture_shared_matvec")
 _MLP = ("gated_matvec", "matvec")
 _SANDWICHED = ("matvec", "rms_norm", *_MLP, "rms_norm")  # output and network, each with its norm
 
 KINDS = [
-    # All projections of x are one launch. XLA adds the residual to the shared expert's part.
-    Kind(
-        "delta",
-        QWEN,
-        0,
-        ("qkv_matvec", "gated_delta_step", "matvec", *_MLP, "router", *_EXPERTS),
-        1,
-    ),
+    # All projections of x are one launch.
+    Kind("delta", QWEN, 0, ("qkv_matvec", "gated_delta_step", "matvec", *_EXPERTS), 0),
     # XLA also separates queries from their gates, and applies the gates.
     Kind(
         "gated-attention",
         QWEN,
         3,
-        ("qkv_matvec", "rope_append", "paged_attention", "matvec", *_MLP, "router", *_EXPERTS),
-        3,
+        ("qkv_matvec", "rope_append", "paged_attention", "matvec", *_EXPERTS),
+        2,
     ),
     # XLA adds residuals to normalized values, and multiplies by the layer's scale there.
     Kind(
@@ -91,7 +86,7 @@ KINDS = [
         1,
         (
             *("qkv_matvec", "append_kv", "matvec", "expert_matvec"),
-            *("paged_attention", "expert_matvec", "matvec", *_MLP, *_EXPERTS),
+            *("paged_attention", "expert_matvec", "matvec", *_EXPERTS),
         ),
         4,
     ),
@@ -100,9 +95,9 @@ KINDS = [
 
 #: Maximum predicted microseconds of a layer, in the order of `layer_times.LAYERS`.
 PREDICTED = [
-    ("Qwen 3.6 35B-A3B", {"delta net": 43, "attention": 55}),
+    ("Qwen 3.6 35B-A3B", {"delta net": 33, "attention": 44}),
     ("Gemma 4 31B", {"local": 118, "global": 143}),
-    ("GLM 4.7 Flash", {"latent attention": 65}),
+    ("GLM 4.7 Flash", {"latent attention": 60}),
 ]
 
 

@@ -197,26 +197,107 @@ def test_few_tokens_are_routed_by_the_first_product(routing: str, kind: str) -> 
     assert names == [f"{kind}_gated_matvec_q4_k_q6_k_m2", "mixture_matvec_q8_0_m2"]
 
 
+@functools.cache
+def shared_matrices(down: str = "Q8_0") -> list[jq.QuantizedArray]:
+    """Returns gate, up and down of a shared expert, like an expert of `matrices` by default."""
+    shapes = [(INNER, HIDDEN, "Q4_K"), (INNER, HIDDEN, "Q6_K"), (HIDDEN, INNER, down)]
+    return [jq.quantize(random(n, k) * np.float32(0.06), format) for n, k, format in shapes]
+
+
+@pytest.mark.slow("compiles a program for each case", quick=["tokens=3-q8_1-*-gate=True"])
+@pytest.mark.grid
+@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize("down", ["Q8_0", "Q5_0"])
+@pytest.mark.parametrize("tokens, activations", [(3, "q8_1"), (2, "f32"), (11, "q8_1")])
+def test_a_shared_expert(tokens: int, activations: str, down: str, gate: bool) -> None:
+    """Equals `mlp` and `routed_mlp`, also with another format or for many tokens."""
+    x, logits = jnp.asarray(random(tokens, HIDDEN)), jnp.asarray(random(tokens, EXPERTS))
+    options: dict[str, Any] = dict(norm_weight=random(HIDDEN), eps=1e-5, activations=activations)
+    weight = jnp.asarray(random(tokens, 1)) if gate else None
+    shared = shared_matrices(down)
+
+    def layer(x: jax.Array) -> jax.Array:
+        given = dict(shared=shared, shared_logits=weight, residual=x)
+        return jq.routed_mlp(x, logits, *matrices(), TOP, **given, **options)
+
+    def composed(x: jax.Array) -> jax.Array:
+        factor = 1 if weight is None else jax.nn.sigmoid(weight)
+        residual = x + factor * jq.mlp(x, *shared, **options)
+        return jq.routed_mlp(x, logits, *matrices(), TOP, residual=residual, **options)
+
+    want = by("xla", composed, x)
+    bar = 1e-6 if activations == "q8_1" else 1e-11
+    assert nmse(by("xla", layer, x), want) <= 1e-12
+    assert nmse(by("sim", layer, x), want) <= bar
+    with jq.implementation("sim", fused=False):
+        assert nmse(np.asarray(layer(x)), want) <= bar
+
+
+@pytest.mark.parametrize(
+    "change, kernels",
+    [
+        ({}, ["routed_shared_gated_matvec_q4_k_q6_k", "mixture_shared_matvec_q8_0"]),
+        (dict(shared_logits=None), ["routed_shared_gated_matvec_q4_k_q6_k", "mixture_shared_"]),
+        (dict(shared="Q5_0"), ["gated_matvec_", "matvec_q5_0", "routed_gated_", "mixture_matvec"]),
+        (dict(shared="float"), ["routed_gated_", "mixture_matvec"]),
+        (
+            dict(down_scale=random(EXPERTS)),
+            ["gated_matvec_", "matvec_q8_0", "routed_gated_", "mixture_matvec"],
+        ),
+        (
+            dict(groups=3, groups_used=2),
+            ["gated_matvec_", "matvec_q8_0", "expert_gated_", "mixture_matvec"],
+        ),
+    ],
+    ids=["alike", "no gate", "another format", "floats", "terms", "groups"],
+)
+def test_launches_of_a_shared_expert(change: dict[str, Any], kernels: list[str]) -> None:
+    """It takes no launch of its own if it is like the others."""
+    given: dict[str, Any] = dict(shared="Q8_0", shared_logits=jnp.ones((2, 1))) | change
+    given["shared"] = (
+        [jnp.ones((INNER, HIDDEN))] * 2 + [jnp.ones((HIDDEN, INNER))]
+        if given["shared"] == "float"
+        else shared_matrices(given["shared"])
+    )
+    calls = jq.explain(
+        lambda x, p: routed_mlp(x, p, **given),
+        jnp.ones((2, HIDDEN)),
+        jnp.ones((2, EXPERTS)),
+        platform="cuda",
+    ).calls
+    found = [kernel.name for call in calls for kernel in call.kernels]
+    found = [name for name in found if name != "rms_norm"]  # of float matrices
+    assert len(found) == len(kernels)
+    assert all(map(str.startswith, found, kernels)), found
+
+
 @pytest.mark.slow("simulates several launches", quick=["rows=8-*"])
 @pytest.mark.parametrize(
-    "rows, shape, bias, kernels",
+    "rows, shape, others, bias, kernels",
     [
-        (1, (6, 256), False, ["router"]),
-        (8, (6, 256), True, ["router"]),
-        (9, (6, 256), True, ["rms_norm"]),
-        (1, (513, 256), False, ["rms_norm"]),
-        (1, (6, 30), True, []),
+        (1, (6, 256), 0, False, ["router"]),
+        (8, (6, 256), 1, True, ["router"]),
+        (9, (6, 256), 0, True, ["rms_norm"]),
+        (1, (513, 256), 0, False, ["rms_norm"]),
+        (1, (510, 256), 3, False, ["rms_norm"]),
+        (1, (6, 30), 0, True, []),
     ],
 )
 def test_a_router_and_its_norm_are_one_launch(
-    rows: int, shape: tuple[int, int], bias: bool, kernels: list[str]
+    rows: int, shape: tuple[int, int], others: int, bias: bool, kernels: list[str]
 ) -> None:
-    """One launch handles few rows of weights and of activations; XLA handles more."""
+    """One launch handles few rows of weights and of activations; XLA handles more.
+
+    others: rows of a second matrix, without a bias.
+    """
     x, w, norm = (jnp.asarray(random(*s)) for s in ((rows, shape[1]), shape, shape[1:]))
     added = random(shape[0]) if bias else None
+    second = [jnp.asarray(random(others, shape[1]))] if others else []
 
-    def logits(x: jax.Array) -> jax.Array:
-        return jq.rms_norm_matmul(x, norm, w, eps=1e-5, bias=added)
+    def logits(x: jax.Array, w: jax.Array = w) -> jax.Array:
+        biases = [added, *(None for _ in second)]
+        y = jq.linear(x, [w, *second], norm_weight=norm, eps=1e-5, biases=biases)
+        return jnp.concatenate(y, axis=-1)
 
     got, want = (by(name, logits, x) for name in ("sim", "xla"))
     assert nmse(got, want) <= 1e-12
@@ -225,9 +306,7 @@ def test_a_router_and_its_norm_are_one_launch(
     gradients = []
     for name in ("sim", "xla"):
         with jq.implementation(name):
-            squares = jax.grad(
-                lambda x, w: (jq.rms_norm_matmul(x, norm, w, eps=1e-5) ** 2).sum(), (0, 1)
-            )
+            squares = jax.grad(lambda x, w: (logits(x, w) ** 2).sum(), (0, 1))
             gradients.append(squares(x, w))
     for a, b in zip(*gradients, strict=True):
         assert nmse(np.asarray(a), np.asarray(b)) <= 1e-12
@@ -242,11 +321,19 @@ def test_a_router_and_its_norm_are_one_launch(
         (dict(selection_bias=jnp.ones(5)), r"selection_bias has shape \(5,\)"),
         (dict(top=7), "top=7 must be 1 to 6"),
         (dict(x=jnp.ones((3, 30))), "x has shape"),
+        (dict(shared_logits=jnp.ones((3, 1))), "shared_logits need a shared expert"),
+        (dict(shared_logits=jnp.ones(3), shared=True), r"shared_logits has shape \(3,\)"),
+        (dict(shared=[jnp.ones((2, HIDDEN))] * 2), "shared has 2 matrices"),
+        (dict(shared=[jnp.ones((n, HIDDEN)) for n in (2, 3, 2)]), r"shared\[1\] has shape \(3, "),
+        (dict(shared=[jnp.ones((2, HIDDEN))] * 3), r"shared\[2\] has shape .* = \(256, 2\)"),
+        (dict(shared=[jnp.ones((2, 30))] * 2 + [jnp.ones((HIDDEN, 2))]), r"in shared\[0\] \(2, 30"),
     ],
 )
 def test_errors_of_routed_mlp_name_the_argument(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = dict(x=jnp.ones((3, HIDDEN)), logits=jnp.ones((3, EXPERTS)), top=TOP)
     given |= dict(zip(("gate", "up", "down"), matrices(), strict=True))
+    if change.get("shared") is True:
+        change = change | {"shared": shared_matrices()}
     with pytest.raises(ValueError, match=message):
         jq.routed_mlp(**(given | change))
 

@@ -189,6 +189,10 @@ def experts() -> dict[str, Case]:
         options = {"biases": (b, b, a), "down_scale": s, "residual": x[:, :64]}
         return jq.routed_mlp(x, r, g, u, d, 3, activations="f32", **options)
 
+    def with_shared(x: Any, r: Any, s: Any, g: Any, u: Any, d: Any, *shared: Any) -> jax.Array:
+        options = {"shared": shared, "shared_logits": s, "residual": x[:, :64]}
+        return jq.routed_mlp(x, r, g, u, d, 3, activations="f32", **options)
+
     given, moving = (x, ids, weights, gate, up, down, bias, last, scale), (0, 2, 6, 7, 8)
     routed_given = (x, normal(8, 8), *given[3:])
     both, inner = P("dp", "tp"), P(None, None, "tp")
@@ -221,6 +225,16 @@ def experts() -> dict[str, Case]:
         ),
         "routed_mlp-experts": Case(
             chosen, routed_given, (BATCH, BATCH, *(ROWS,) * 6), (BATCH,), (0, 1, 5, 6, 7)
+        ),
+        "routed_mlp-shared": Case(  # whose inner axis is split like experts
+            with_shared,
+            (
+                *(x, normal(8, 8), normal(8, 1), gate, up, down),
+                *(packed(1024, 256), packed(1024, 256, "Q6_K"), packed(64, 1024)),
+            ),
+            (*(BATCH,) * 3, *(ROWS,) * 5, COLUMNS),
+            (BATCH,),
+            (0, 1, 2),
         ),
         "routed_mlp-experts-inner": Case(
             chosen,

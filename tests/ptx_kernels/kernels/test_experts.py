@@ -77,9 +77,22 @@ SUBJECTS = {
     "routed-f32": functools.partial(
         routed_gated_subject, replace(PRESETS["tiled"], rows_per_warp=2), "sigmoid", n=9
     ),
+    "shared": functools.partial(routed_gated_subject, INLINE, "softmax", n=9, shared=True),
+    "shared-q8_1": functools.partial(
+        routed_gated_subject, GROUPS, "sigmoid", "q8_1", n=32, shared=True, gated_by=True
+    ),
+    "shared-ahead": functools.partial(
+        *(routed_gated_subject, replace(GROUPS, ahead=True, persistent=2), "softmax", "q8_1"),
+        n=96,
+        shared=True,
+        gated_by=True,
+    ),
+    "shared-mixture": functools.partial(mixture_subject, DP4A, shared=True),
+    "shared-mixture-f32": functools.partial(mixture_subject, FLOATS, "Q6_K", shared=True),
     "router-small": functools.partial(router_subject, 1, 100),
-    "router-whole": functools.partial(router_subject, 8, 512, norm=False, bias=True),
-    "router-rest": functools.partial(router_subject, 2, 1284, bias=True),
+    "router-whole": functools.partial(router_subject, 8, 512, norm=False, biases=True),
+    "router-rest": functools.partial(router_subject, 2, 1284, biases=True),
+    "router-joined": functools.partial(router_subject, 3, 100, rows=(5, 1, 3), biases=True),
     "route": functools.partial(route_subject, "softmax", experts=64, top=6),
     "route-all": functools.partial(route_subject, "sigmoid", experts=5, top=5),
     "mixture": functools.partial(mixture_subject, DP4A),
@@ -138,12 +151,12 @@ def chosen_kernels() -> dict[str, Kernel]:
     common: dict[str, Any] = dict(m=m, experts=experts, top=top, biases=True)
     for columns, rows in ((2048, 1), (2880, 8), (7168, 8)):
         found[f"router {columns}"] = router(
-            n=512,
+            rows=(511, 1),
             columns=columns,
             m=rows,
             norm=True,
             eps=1e-6,
-            bias=True,
+            biases=True,
             config=choose(router_rule, columns),
         )
     for format in PRODUCTS:
@@ -165,10 +178,18 @@ def chosen_kernels() -> dict[str, Kernel]:
             if format in ("Q4_K", "MXFP4"):
                 many = {"experts": 512, "top": 32, "routing": Routing(top=32, bias=True)}
                 found[f"routed {label}"] = gated_matvec(**around, **(common | many))
+                shared = {"biases": False, "shared": True, "shared_gate": True, "top": 31}
+                many |= {"routing": Routing(top=31, bias=True)}
+                found[f"shared {label}"] = gated_matvec(**around, **(common | many | shared))
             config = choose(mixture_matvec_rule, format, k, n, m, exact)
+            sizes: dict[str, Any] = dict(format=format, n=k, columns=n, residual=True)
             found[f"mixture {label}"] = mixture_matvec(
-                format=format, n=k, columns=n, residual=True, scales=True, config=config, **common
+                scales=True, config=config, **sizes, **common
             )
+            if not exact:
+                found[f"shared mixture {label}"] = mixture_matvec(
+                    shared=True, config=config, **sizes, **(common | {"biases": False})
+                )
     return found
 
 
@@ -225,7 +246,9 @@ def test_a_prologue_that_chooses_keeps_the_budget() -> None:
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (dict(top=0), "top=0 must be an integer, at least 1"),
+        (dict(top=0), "experts=4 and top=0 must both be at least 1"),
+        (dict(shared=True, biases=True), "a shared expert has no bias or scale"),
+        (dict(shared=True, scales=True), "a shared expert has no bias or scale"),
         (dict(config=INLINE), "activations are q8_1 or f32, .* not inline_q8"),
         (dict(config=PRESETS["chunked"]), "not f32, stage='chunks'"),
         (dict(config=MatvecConfig(lanes=32, broadcast_header=True)), "not q8_1, .*True"),
@@ -245,8 +268,18 @@ def test_a_routing_and_a_router_refuse() -> None:
         gated_matvec(**(sizes | dict(experts=1)), routing=Routing(top=2))
     with pytest.raises(KernelError, match="gating='relu' must be softmax or sigmoid"):
         gated_matvec(**sizes, routing=Routing(top=2, gating="relu"))
-    with pytest.raises(KernelError, match="n=513 must be at most 512, m=9 at most 8, .*=6 a mult"):
-        router(n=513, columns=6, m=9)
+    with pytest.raises(KernelError, match="1 to 512 in total, m=9 at most 8, .*=6 a multiple"):
+        router(rows=(512, 1), columns=6, m=9)
+    with pytest.raises(KernelError, match="shared=True and gated=True need a routing"):
+        gated_matvec(**sizes, shared=True)
+    with pytest.raises(
+        KernelError, match="top=2, shared=False, gated=True: .* a shared one is gat"
+    ):
+        gated_matvec(**sizes, routing=Routing(top=2), shared_gate=True)
+    with pytest.raises(KernelError, match="top=32, shared=True, .* at most 32 experts"):
+        gated_matvec(**(sizes | dict(experts=40, top=32, shared=True)), routing=Routing(top=32))
+    with pytest.raises(KernelError, match="a shared expert has no bias or scale"):
+        gated_matvec(**sizes, routing=Routing(top=2), shared=True, biases=True)
 
 
 def test_layers_and_experts_are_not_both_stacks() -> None:

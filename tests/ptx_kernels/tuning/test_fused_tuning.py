@@ -130,15 +130,16 @@ def test_weights_of_long_rows_are_under_way_where_no_table_decides(format: str) 
 def test_none_spills() -> None:
     kernels = {}
     for m in (1, 4, 8):
-        for formats, rows in [
-            (("Q4_K", "Q4_K", "Q6_K"), (4096, 1024, 1024)),
-            (("Q5_K", "Q5_K"), (14336, 14336)),
-            (("Q4_K", "Q4_K"), (14336, 14336)),
-            (("Q4_K",), (4096,)),
+        for formats, rows, columns in [
+            (("Q4_K", "Q4_K", "Q6_K"), (4096, 1024, 1024), 4096),
+            (("Q4_K", "Q6_K", "Q6_K"), (8192, 512, 512), 2048),  # one loop trip, several rounds
+            (("Q5_K", "Q5_K"), (14336, 14336), 4096),
+            (("Q4_K", "Q4_K"), (14336, 14336), 4096),
+            (("Q4_K",), (4096,), 4096),
         ]:
             for norm in (True, False) if len(rows) > 1 else (False,):
                 output = "q8_1" if len(rows) == 2 else "f32"
-                kernels[product(formats, rows, 4096, m, norm, output).text] = (
+                kernels[product(formats, rows, columns, m, norm, output).text] = (
                     f"{formats} {rows} m={m} norm={norm}"
                 )
     assert spilled(kernels) == {}

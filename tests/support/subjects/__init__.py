@@ -136,7 +136,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         "softmax",
         "q8_1",
     ),
-    "router": functools.partial(router_subject, 3, 1284, bias=True),
+    "router": functools.partial(router_subject, 3, 1284, rows=(4, 1), biases=True),
     "route-softmax": functools.partial(route_subject, "softmax"),
     "route-normalized": functools.partial(route_subject, "softmax", normalize=True),
     "route-sigmoid": functools.partial(route_subject, "sigmoid", top=5),

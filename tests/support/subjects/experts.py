@@ -48,8 +48,8 @@ def expert_products(x: np.ndarray, w: np.ndarray, ids: np.ndarray = IDS) -> np.n
     x is (2, columns) or (2, 3, columns). The precision is that of x and w.
     """
     x = np.broadcast_to(x if x.ndim == 3 else x[:, None], (*ids.shape, x.shape[-1]))
-    y = np.einsum("tjnk,tjk->tjn", w[ids % EXPERTS], x)
-    return np.where(((ids >= 0) & (ids < EXPERTS))[..., None], y, 0)
+    y = np.einsum("tjnk,tjk->tjn", w[ids % len(w)], x)
+    return np.where(((ids >= 0) & (ids < len(w)))[..., None], y, 0)
 
 
 def expert_matvec_subject(config: MatvecConfig, format: str = "Q4_K") -> Subject:
@@ -91,11 +91,22 @@ def expert_gated_subject(
 
 
 def routed_gated_subject(
-    config: MatvecConfig, gating: str, output: str = "f32", *, n: int = 64
+    config: MatvecConfig,
+    gating: str,
+    output: str = "f32",
+    *,
+    n: int = 64,
+    shared: bool = False,
+    gated_by: bool = False,
 ) -> Subject:
-    """Blocks that select their experts; the first blocks store all choices and weights."""
+    """Blocks that select their experts; the first blocks store all choices and weights.
+
+    shared: with one more expert that all tokens use. gated_by: with a gate of its weight.
+    """
     columns, pair = 768, ("Q4_K", "Q6_K")
-    stacks = [stack(format, n, columns, 4, i) for i, format in enumerate(pair)]
+    stacks = [
+        stack(format, n, columns, 4, i, experts=EXPERTS + shared) for i, format in enumerate(pair)
+    ]
     operands, x = activation_operands(
         config, rng_of(16).standard_normal((2, columns), np.float32) * np.float32(0.1)
     )
@@ -103,10 +114,24 @@ def routed_gated_subject(
         gating, rows=2, experts=EXPERTS, top=3, normalize=gating == "softmax"
     )
     arguments = dict(
-        formats=pair, n=n, columns=columns, m=2, experts=EXPERTS, top=3, routing=routing
+        formats=pair,
+        n=n,
+        columns=columns,
+        m=2,
+        experts=EXPERTS,
+        top=3,
+        routing=routing,
+        shared=shared,
+        shared_gate=gated_by,
     )
+    if gated_by:
+        logits = *logits, np.array([[-3], [0.5]], np.float32)
+    if shared:
+        weight = 1 / (1 + np.exp(-logits[-1].astype(np.float64))) if gated_by else np.ones((2, 1))
+        ids, weights = with_shared(ids), np.concatenate([weights, weight], 1)
     kernel = gated_matvec(**arguments, output=output, config=config)
-    given = (*logits, *stacks[0][0], *stacks[1][0], *operands)
+    planes = [plane for planes, _ in stacks for plane in split_shared(planes, shared)]
+    given = (*logits, *planes, *operands)
     gate, up = (expert_products(x, w, ids) for _, w in stacks)
     want = gated("silu", gate, up).reshape(-1, n)
     if output == "f32":
@@ -116,12 +141,27 @@ def routed_gated_subject(
     return Subject(kernel, given, (ids, weights.astype(np.float32), *quantized(y)), 1e-11)
 
 
+def with_shared(ids: np.ndarray) -> np.ndarray:
+    """Appends the id of the shared expert, EXPERTS, to each token's ids."""
+    return np.concatenate([ids, np.full((len(ids), 1), EXPERTS, np.int32)], axis=1)
+
+
+def split_shared(planes: tuple[np.ndarray, ...], shared: bool) -> tuple[np.ndarray, ...]:
+    """Returns operands for the planes of a stack: those of the last expert apart if `shared`."""
+    return (*(p[:-1] for p in planes), *(p[-1] for p in planes)) if shared else planes
+
+
 def mixture_subject(
-    config: MatvecConfig, format: str = "Q4_K", *, n: int = 5, columns: int = 768
+    config: MatvecConfig,
+    format: str = "Q4_K",
+    *,
+    n: int = 5,
+    columns: int = 768,
+    shared: bool = False,
 ) -> Subject:
-    """All terms: weights, biases, scales of experts, a residual."""
-    planes, w = stack(format, n, columns, 2)
-    rng = rng_of(14)
+    """All terms: weights, a residual, biases and scales of experts unless one is `shared`."""
+    planes, w = stack(format, n, columns, 2, experts=EXPERTS + shared)
+    rng, ids = rng_of(14), with_shared(IDS[:, :2]) if shared else IDS
     operands, h = activation_operands(config, rng.standard_normal((6, columns), np.float32))
     factors = rng.standard_normal(IDS.shape, np.float32)
     biases = rng.standard_normal((EXPERTS, n), np.float32)
@@ -133,17 +173,23 @@ def mixture_subject(
         columns=columns,
         m=2,
         experts=EXPERTS,
-        top=3,
-        biases=True,
-        scales=True,
+        top=2 if shared else 3,
+        shared=shared,
+        biases=not shared,
+        scales=not shared,
         residual=True,
         config=config,
     )
-    at = IDS % EXPERTS
-    each = expert_products(h.reshape(*IDS.shape, -1), w) * scales[at][..., None] + biases[at]
-    want = residual + np.sum((factors * named())[..., None] * each, axis=1)
-    given = (IDS, factors, *planes, *operands, biases, scales, residual)
-    return Subject(kernel, given, (want,), 1e-11)
+    each = expert_products(h.reshape(*ids.shape, -1), w, ids)
+    if not shared:
+        at = ids % EXPERTS
+        each = each * scales[at][..., None] + biases[at]
+    named = (ids >= 0) & (ids < len(w))
+    want = residual + np.sum((factors * named)[..., None] * each, axis=1)
+    given = (ids, factors, *split_shared(planes, shared), *operands)
+    return Subject(
+        kernel, (*given, *([] if shared else [biases, scales]), residual), (want,), 1e-11
+    )
 
 
 #: Rows of each expert in `expert_gemm_subject`; the last entry counts rows of no expert. One expert
@@ -216,16 +262,22 @@ def route_subject(
     return Subject(route(rows=3, experts=experts, routing=routing), given, tuple(want), 1e-13)
 
 
-def router_subject(m: int, columns: int, *, norm: bool = True, bias: bool = False) -> Subject:
+def router_subject(
+    m: int, columns: int, *, rows: tuple[int, ...] = (5,), norm: bool = True, biases: bool = False
+) -> Subject:
     """Two warps per row of weights."""
-    n, rng = 5, rng_of(17, columns)
-    w, x = rng.standard_normal((n, columns), np.float32), rng.standard_normal((m, columns))
-    x = (x * 3 + 1).astype(np.float32)
-    factors, addends = rng.standard_normal(columns, np.float32), rng.standard_normal(n, np.float32)
+    rng = rng_of(17, columns)
+    matrices = [rng.standard_normal((n, columns), np.float32) for n in rows]
+    x = (rng.standard_normal((m, columns)) * 3 + 1).astype(np.float32)
+    factors = rng.standard_normal(columns, np.float32)
+    addends = [rng.standard_normal(n, np.float32) for n in rows]
     kernel = router(
-        n=n, columns=columns, m=m, norm=norm, eps=1e-2, bias=bias, config=RouterConfig(2)
+        rows=rows, columns=columns, m=m, norm=norm, eps=1e-2, biases=biases, config=RouterConfig(2)
     )
     h = rms_norm_oracle(x, factors, 1e-2) if norm else x.astype(np.float64)
-    want = h @ w.T.astype(np.float64) + (addends if bias else 0)
-    given = (w, x, *([factors] if norm else []), *([addends] if bias else []))
-    return Subject(kernel, given, (want,), 1e-13)
+    want = tuple(
+        h @ w.T.astype(np.float64) + (addend if biases else 0)
+        for w, addend in zip(matrices, addends, strict=True)
+    )
+    given = (*matrices, x, *([factors] if norm else []), *(addends if biases else []))
+    return Subject(kernel, given, want, 1e-13)

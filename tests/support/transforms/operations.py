@@ -233,6 +233,7 @@ def experts() -> list[Case]:
     ids, weights = np.array([[3, 0], [1, 2], [2, -1], [3, 1]]), abs(normal(4, 2))
     w, floats = stack(4, 8, 256), normal(4, 8, 256) / 16
     gate, up, down = stack(4, 256, 256), stack(4, 256, 256, "Q8_0"), stack(4, 8, 256, "Q6_K")
+    shared = packed(256, 256), packed(256, 256, "Q8_0"), packed(8, 256, "Q6_K")
     biases, scale = normal(4, 256) / 4, abs(normal(4))
     of_rows = (ROWS, WHOLE, ROWS)
     return [
@@ -301,6 +302,28 @@ def experts() -> list[Case]:
             activations=(0, 5, 8),
             moving=(0, 1, 5, 6, 7, 8),
         ),
+        Case(
+            "routed_mlp",
+            lambda x, p, s, g, u, d, n, r, *shared: jq.routed_mlp(
+                *(x, p, g, u, d, 2),
+                gating="sigmoid",
+                scale=1.5,
+                norm_weight=n,
+                eps=EPS,
+                residual=r,
+                shared=shared,
+                shared_logits=s,
+            ),
+            _with_a_shared_expert,
+            (x, logits[:, :4], normal(4, 1), gate, up, down, norm, residual, *shared),
+            (*(ROWS,) * 3, *(WHOLE,) * 4, ROWS, *(WHOLE,) * 3),
+            ROWS,
+            "with a shared expert",
+            examples=(0, 1, 2, 7),
+            weights=(3, 4, 5, 6, 8, 9, 10),
+            activations=(0, 6, 7),
+            moving=(0, 1, 2, 6, 7),
+        ),
     ]
 
 
@@ -348,6 +371,17 @@ def _expert_mlp(
 def _routed_mlp(x: Any, logits: Any, g: Any, u: Any, d: Any, *rest: Any) -> Any:
     scores = 1 / (1 + jnp.exp(-logits))
     return _expert_mlp(x, g, u, d, *_two_best(scores, scores), *rest)
+
+
+def _with_a_shared_expert(
+    x: Any, logits: Any, gate: Any, g: Any, u: Any, d: Any, norm: Any, residual: Any, *shared: Any
+) -> Any:
+    scores, h = 1 / (1 + jnp.exp(-logits)), _rms_norm(x, norm)
+    ids, weights = _two_best(scores, scores)
+    own_gate, own_up = (h @ w.T for w in shared[:2])
+    y = residual + jax.nn.sigmoid(gate) * ((jax.nn.silu(own_gate) * own_up) @ shared[2].T)
+    inner = jax.nn.silu(_expert_products(h, g, ids)) * _expert_products(h, u, ids)
+    return y + jnp.einsum("mtn,mt->mn", _expert_products(inner, d, ids), weights)
 
 
 def rows() -> list[Case]:
