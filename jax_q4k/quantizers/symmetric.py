@@ -21,9 +21,6 @@ import numpy as np
 
 from .fit import SMALLEST_F16, Best, best_of, nearest_f16, reciprocal, rounded, where_less
 
-#: Errors below this, relative to the sum of squares, are rounding errors of sums: s decides.
-_EXACT = 1.2e-6
-
 
 class Grid(NamedTuple):
     """The numbers q that a format's weights s * q can use.
@@ -70,8 +67,10 @@ def table(entries: Sequence[int], margin: int) -> Grid:
     return Grid(nearest, np.unique(np.concatenate([numbers, ends])))
 
 
-def _steps(x: jax.Array, w: jax.Array, grid: Grid, half: bool) -> jax.Array:
-    """Finds the best steps s of x ~ s * q with q from the grid; they are f16 values if `half`.
+def _steps(
+    x: jax.Array, w: jax.Array, grid: Grid, stored: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """Finds the best steps s of x ~ s * q with q from the grid; `stored` rounds s to its format.
 
     x and w are (values, ...), s is (...).
     """
@@ -85,16 +84,10 @@ def _steps(x: jax.Array, w: jax.Array, grid: Grid, half: bool) -> jax.Array:
         """
         q = grid.nearest(x * inverse)
         wq = w * q
-        qx, qq = (wq * x).sum(0), (wq * q).sum(0)
-        s = qx * reciprocal(qq)
-        if not half:
-            return (w * (s * q - x) ** 2).sum(0), s
-        stored = nearest_f16(s)
-        error = jnp.maximum(squares - s * qx, _EXACT * squares) + (stored - s) ** 2 * qq
-        return error, stored
+        s = stored((wq * x).sum(0) * reciprocal((wq * q).sum(0)))
+        return (w * (s * q - x) ** 2).sum(0), s
 
-    squares = (w * x * x).sum(0)
-    start = squares, jnp.zeros_like(over_largest)
+    start = (w * x * x).sum(0), jnp.zeros_like(over_largest)
     best = best_of(grid.levels, lambda level: fit(level * over_largest), start)
     return where_less(fit(reciprocal(best[1])), best)[1]
 
@@ -104,7 +97,7 @@ def blocks(x: jax.Array, w: jax.Array, grid: Grid) -> tuple[jax.Array, jax.Array
 
     Returns d, (blocks,) of f16 values, and quants of the grid, (32, blocks); both float32.
     """
-    d = _steps(x, w, grid, half=True)
+    d = _steps(x, w, grid, nearest_f16)
     return d, grid.nearest(x * reciprocal(d))
 
 
@@ -133,7 +126,7 @@ def super_blocks(
         error, n = best_of([0, 1, -1], trial, (jnp.full_like(scale, jnp.inf), scale))
         return error.sum(0), d, n
 
-    s = _steps(x, w, grid, half=False)
+    s = _steps(x, w, grid, lambda s: s)
     cost = (w * quants(s) ** 2).sum(0)
     largest = jnp.take_along_axis(s, jnp.argmax(jnp.abs(s), axis=0)[None], axis=0)[0]
 

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "conversions.h"
@@ -13,7 +14,7 @@ namespace {
 
 constexpr int kLanes = 16;
 constexpr float kLargestHalf = 65504, kSmallestHalf = 0x1p-24f, kSmallestNormal = 0x1p-126f;
-constexpr float kExact = 1.2e-6f;  // relative to the sum of squares: errors below it are rounding errors of sums
+constexpr float kRoundoff = 0x1p-24f;  // largest relative error of one rounding
 constexpr float kRounds = 12582912;  // 1.5 * 2^23: adding and subtracting it rounds a float below 2^22 to an integer
 
 // 1 / x, and 0 where x is 0 or subnormal, which XLA's threads take for 0.
@@ -30,9 +31,10 @@ JAX_Q4K_INLINE Floats rounded(const Floats& x) {
 JAX_Q4K_INLINE Floats rounded(const Floats& x, float low, float high) {
   return rounded(smaller(larger(x, Floats::all(low)), Floats::all(high)));
 }
-inline float rounded(float x, float low, float high) {
-  x = x > low ? x : low, x = x < high ? x : high;
-  return (x + kRounds) - kRounds;
+JAX_Q4K_INLINE bool any_less(const Floats& a, const Floats& b) {
+  float lanes[kLanes];
+  where_less(a, b, Floats::all(-1), Floats::all(0)).store(lanes);
+  return std::any_of(lanes, lanes + kLanes, [](float less) { return less != 0; });
 }
 
 // The finite f16 nearest to x.

@@ -10,6 +10,7 @@
 
 #include <cmath>
 
+#include "conversions.h"
 #include "kernels.h"
 #include "vectors.h"
 
@@ -24,13 +25,9 @@ JAX_Q4K_INLINE Floats where_equal(const Ints& a, int b, const Floats& x, const F
 
 // The nearest positive finite f16.
 inline float positive_half(float x) {
-  constexpr float kLargest = 65504, kSmallest = 0x1p-24f;
-  if (!(x > kSmallest)) return kSmallest;
-  if (!(x < kLargest)) return kLargest;
-  int exponent;
-  std::frexp(x, &exponent);
-  const float step = std::ldexp(1.0f, exponent - 11 > -24 ? exponent - 11 : -24);
-  return std::nearbyint(x / step) * step;
+  Half nearest;
+  from_float(x > 0x1p-24f ? x < 65504 ? x : 65504 : 0x1p-24f, &nearest);
+  return to_float(nearest);
 }
 
 // How a format stores values: values of an entry and of a scale, the largest scale, signs. Ternary values are shifted
@@ -47,7 +44,7 @@ struct BookShape {
 // Entries by their first halves.
 template <class Shape>
 struct Book {
-  static constexpr int kTogether = 2;  // second halves that are read together
+  static constexpr int kTogether = 2;  // second halves that are read together, after the first one
   int used = 0;                        // first halves that occur
   int first[Shape::kHalves], begin[Shape::kHalves + 1];
   uint16_t second[2048 + Shape::kHalves * kTogether];  // second halves, or pairs, of a first half; the last one fills up
@@ -78,7 +75,7 @@ struct Book {
       for (int g = 0; g < Shape::kHalves + num_pairs; ++g)
         if (has[f][g]) second[count++] = static_cast<uint16_t>(g);
       if (count == start) continue;
-      for (; (count - start) % kTogether; ++count) second[count] = second[count - 1];
+      for (; (count - start - 1) % kTogether; ++count) second[count] = second[count - 1];
       first[used] = f, begin[used++] = start;
     }
     begin[used] = count;
@@ -267,17 +264,12 @@ class Searcher {
     Nearest found;
     Floats best_second[2];
     for (int v = 0; v < 2; ++v) found.error[v] = best_second[v] = Floats::all(INFINITY), found.halves[v] = Ints::all(0);
-    constexpr int kTogether = Book<Shape>::kTogether;
     for (int u = 0; u < book_.used; ++u) {
-      Floats least[kVariants][kTogether];
-      for (int v = 0; v < kVariants; ++v)
-        for (int k = 0; k < kTogether; ++k) least[v][k] = Floats::all(INFINITY);
-      for (int e = book_.begin[u]; e < book_.begin[u + 1]; e += kTogether)
-        for (int k = 0; k < kTogether; ++k)
-          for (int v = 0; v < kVariants; ++v) least[v][k] = smaller(second_[v][book_.second[e + k]], least[v][k]);
-      for (int v = 0; v < kVariants; ++v)
-        for (int k = kTogether / 2; k; k /= 2)
-          for (int i = 0; i < k; ++i) least[v][i] = smaller(least[v][i], least[v][i + k]);
+      Floats least[kVariants];
+      for (int v = 0; v < kVariants; ++v) least[v] = second_[v][book_.second[book_.begin[u]]];
+      for (int e = book_.begin[u] + 1; e < book_.begin[u + 1]; e += Book<Shape>::kTogether)
+        for (int k = 0; k < Book<Shape>::kTogether; ++k)
+          for (int v = 0; v < kVariants; ++v) least[v] = smaller(least[v], second_[v][book_.second[e + k]]);
       const int h = book_.first[u];
       const Ints first = Ints::all(h * 128);
       auto consider = [&](int v, const Floats& error, const Floats& second) __attribute__((always_inline)) {
@@ -285,11 +277,11 @@ class Searcher {
         best_second[v] = where_less(error, found.error[v], second, best_second[v]);
         found.error[v] = smaller(error, found.error[v]);
       };
-      if constexpr (Shape::kSigns != kEvenSigns || Shape::kEntry == 4) consider(0, first_[0][h] + least[0][0], least[0][0]);
-      if constexpr (Shape::kSigns == kTernary) consider(1, first_[1][h] + least[1][0], least[1][0]);
+      if constexpr (Shape::kSigns != kEvenSigns || Shape::kEntry == 4) consider(0, first_[0][h] + least[0], least[0]);
+      if constexpr (Shape::kSigns == kTernary) consider(1, first_[1][h] + least[1], least[1]);
       if constexpr (Shape::kSigns == kEvenSigns) {
-        const Floats in_first = first_[1][h] + least[0][0], in_second = first_[0][h] + least[1][0];
-        consider(1, smaller(in_first, in_second), where_less(in_second, in_first, least[1][0], least[0][0]));
+        const Floats in_first = first_[1][h] + least[0], in_second = first_[0][h] + least[1];
+        consider(1, smaller(in_first, in_second), where_less(in_second, in_first, least[1], least[0]));
       }
     }
     for (int v = 0; v < 2; ++v)

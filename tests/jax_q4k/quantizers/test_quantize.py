@@ -173,6 +173,21 @@ def test_decoded_blocks_are_kept(format, kind):
         np.testing.assert_array_equal(round_trip(once, format, importance), once)
 
 
+@pytest.mark.parametrize(
+    "format, largest, others",
+    [("Q4_0", -3, [-2, -1, 0, 1, 2]), ("Q5_0", -11, [-2, -1, 0, 1]), ("IQ4_NL", -83, [-10, 1, 13])],
+)
+def test_values_of_little_importance_stay_on_their_grid(format, largest, others):
+    """Their errors count less than the rounding errors of a sum over all squares."""
+    rng = np.random.default_rng(0)
+    quants = rng.choice(others, (256, 32))
+    quants[:, 5] = largest
+    x = quants * rng.uniform(0.5, 2, (256, 1)).astype(np.float16).astype(np.float32)
+    importance = np.full(32, 2.0**-19)
+    importance[5] = 1
+    np.testing.assert_array_equal(round_trip(x, format, importance), x)
+
+
 @pytest.mark.parametrize("format", ["Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
 def test_decoded_blocks_that_tell_their_grid_are_kept(format):
     """Almost every run of 256 dense weights with both signs determines its grid."""
