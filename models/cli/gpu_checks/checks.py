@@ -25,12 +25,14 @@ class Check:
 
     Attributes:
       run: runs it on the first device, or without one (`simulated`).
+      needs: checks after whose failure this one does not run.
       on_gpu: whether JAX uses the GPU; otherwise it uses the CPU, and the driver alone the GPU.
       without: part that this check of generation switches off. It runs only if generation fails.
       advice: what to write if generation works without that part.
     """
 
     run: Callable[[bool, Progress], Result]
+    needs: tuple[str, ...] = ("driver",)
     on_gpu: bool = False
     without: Part | None = None
     advice: str = ""
@@ -129,7 +131,7 @@ _PARTS: dict[Part, str] = {
 }
 
 CHECKS: dict[str, Check] = {
-    "driver": Check(_driver),
+    "driver": Check(_driver, needs=()),
     "memory": Check(_memory),
     "graphs": Check(_graphs),
     "clusters": Check(_clusters),
