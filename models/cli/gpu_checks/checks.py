@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jax_q4k.gpu_checks import devices
+import jax_q4k as jq
+from jax_q4k.gpu_checks import devices, plugin
 
+from .. import output
 from .results import Result, failed, not_run, ok
 
 if TYPE_CHECKING:
@@ -36,6 +38,15 @@ class Check:
     on_gpu: bool = False
     without: Part | None = None
     advice: str = ""
+
+
+def _jax(simulated: bool, progress: Progress) -> Result:
+    if not simulated and (problem := plugin.problem(jq.environment.installed())):
+        return failed(problem)
+    found = output.devices()
+    if not simulated and found[0].platform != "gpu":
+        return failed(f"JAX uses no GPU, but {found[0].platform}")
+    return ok("JAX uses " + ", ".join(f"{d.platform}: {d.device_kind} ({d.id})" for d in found))
 
 
 def _driver(simulated: bool, progress: Progress) -> Result:
@@ -131,13 +142,14 @@ _PARTS: dict[Part, str] = {
 }
 
 CHECKS: dict[str, Check] = {
+    "jax": Check(_jax, needs=(), on_gpu=True),
     "driver": Check(_driver, needs=()),
     "memory": Check(_memory),
     "graphs": Check(_graphs),
     "clusters": Check(_clusters),
     "kernels": Check(_kernels),
-    "generation": Check(_generation, on_gpu=True),
-    "devices": Check(_devices, on_gpu=True),
+    "generation": Check(_generation, ("jax", "driver"), on_gpu=True),
+    "devices": Check(_devices, ("jax", "driver"), on_gpu=True),
     **{
         f"no {part}": Check(
             functools.partial(_generation, without=part), on_gpu=True, without=part, advice=advice

@@ -35,6 +35,8 @@ def generates(
       without: the part that is switched off.
     """
     model = models.load("demo")
+    if not simulated and not _is_on_gpu(model):
+        return failed("nothing ran, because JAX put the demo model on no GPU")
     prompt, count = SIMULATED if simulated else GENERATED
     rates = []
     bars = list(_BARS.items())[: 1 if simulated else None]
@@ -58,6 +60,10 @@ def generates(
             )
     speed = "" if simulated else f" ({' and '.join(rates)} tokens/s)"
     return ok(f"tokens with {' and '.join(dict(bars))} activations are those of plain JAX{speed}")
+
+
+def _is_on_gpu(model: Model) -> bool:
+    return model.network.on_gpu
 
 
 def _gaps(prompt: str, tokens: list[int]) -> np.ndarray:

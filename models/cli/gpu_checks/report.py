@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Iterator
 
 import jax_q4k as jq
+from jax_q4k.gpu_checks import plugin
 
 from . import processes
 from .checks import CHECKS
@@ -15,8 +16,7 @@ from .results import Result, not_run, ok
 _PACKAGES = (
     "jax",
     "jaxlib",
-    "jax-cuda13-plugin",
-    "jax-cuda12-plugin",
+    *plugin.PLUGINS.values(),
     "cuda-bindings",
     "numpy",
 )

@@ -106,11 +106,18 @@ def test_parts_are_switched_off(monkeypatch, part, selected):
         generation.generates(False, lambda line: None, part)
 
 
+def test_generation_must_run_on_a_gpu():
+    assert generation.generates(False, lambda line: None) == failed(
+        "nothing ran, because JAX put the demo model on no GPU"
+    )
+
+
 @pytest.mark.slow("compiles the demo model in plain JAX")
 def test_tokens_are_compared(monkeypatch):
     def generated(*tokens: int) -> Result:
         output = SimpleNamespace(tokens=list(tokens), timings=SimpleNamespace(tokens_per_second=9))
         monkeypatch.setattr(models, "generate", lambda *_, **__: output)
+        monkeypatch.setattr(generation, "_is_on_gpu", lambda model: True)
         monkeypatch.setattr(generation, "GENERATED", ("The sea", 2))
         return generation.generates(False, lambda line: None)
 

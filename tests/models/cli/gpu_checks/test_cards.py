@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from support.cards import CARDS, TOO_OLD, card
 import jax_q4k as jq
 from jax_q4k.gpu_checks import devices
 from jax_q4k.models.cli.gpu_checks import checks, demo, processes, report
-from jax_q4k.models.cli.gpu_checks.results import Result, ok
+from jax_q4k.models.cli.gpu_checks.results import Result, failed, ok
 from ptx_kernels.driver import ModuleLoadError
 from ptx_kernels.kernels import KERNELS
 
@@ -45,17 +43,32 @@ def test_all_checks_pass(monkeypatch, name):
     capability, _ = CARDS[name]
     without_clusters = "not run  " if capability < 90 else "ok  "
     assert found.pop("clusters").startswith(without_clusters), found
-    assert list(found) == [
-        check for check in (*BY_DRIVER, "generation", "devices") if check != "clusters"
-    ]
+    assert set(found) == {"jax", *BY_DRIVER, "generation", "devices"} - {"clusters"}
     assert all(line.startswith("ok ") for line in found.values()), found
 
 
 def test_nothing_else_runs_on_a_device_that_is_too_old(monkeypatch):
-    found: dict[str, Any] = shown(monkeypatch, *TOO_OLD)
+    found = shown(monkeypatch, *TOO_OLD)
+    assert found.pop("jax").startswith("ok ")
     assert found.pop("driver").startswith(f"failed   {TOO_OLD[0]}, sm_70")
     assert set(found.values()) == {"not run  because driver failed"}
     assert set(found) == {*BY_DRIVER, "generation", "devices"} - {"driver"}
+
+
+def test_no_generation_where_jax_uses_no_gpu(monkeypatch):
+    """Nor its variants; the driver's checks run."""
+
+    def run(check: str, simulated: bool) -> Result:
+        return failed("JAX does not use the GPU") if check == "jax" else ok("right")
+
+    monkeypatch.setattr(processes, "run", run)
+    lines: list[str] = []
+    assert not report.run_checks(False, lines.append)
+    found = {line.split()[0]: line for line in lines[1:-1]}
+    assert list(found) == ["jax", *BY_DRIVER, "generation", "devices"]
+    for check in ("generation", "devices"):
+        assert found[check].endswith("not run  because jax failed")
+    assert all(" ok " in found[check] for check in BY_DRIVER)
 
 
 def test_the_driver_refuses_kernels_of_a_newer_architecture():
