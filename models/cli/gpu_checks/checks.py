@@ -136,6 +136,8 @@ def _devices(simulated: bool, progress: Progress) -> Result:
 _PARTS: dict[Part, str] = {
     "clusters": NO_CLUSTERS,
     "prefetch": "write jq.implementation(prefetch=False), or --no-prefetch on the command line",
+    "decoded products": "write jq.implementation(decoded_products=False), or "
+    "--no-decoded-products on the command line",
     "graph": "the loop fails only in a CUDA graph: write jq.implementation(graphs=False), or "
     "--no-graphs on the command line, and please report it",
     "kernels": "write jq.implementation('xla'), or --implementation xla on the command line",

@@ -37,8 +37,8 @@ def shown(monkeypatch: pytest.MonkeyPatch, name: str, *about: int) -> dict[str, 
 def test_all_checks_pass(monkeypatch, name):
     rng = np.random.default_rng(0)
     w = jq.quantize(rng.standard_normal((32, 256), np.float32), "Q4_K")
-    few, many = (jnp.asarray(rng.standard_normal((m, 256), np.float32)) for m in (1, 9))
-    monkeypatch.setattr(demo, "steps", lambda simulated: [lambda: (few @ w.T, many @ w.T)])
+    xs = [jnp.asarray(rng.standard_normal((m, 256), np.float32)) for m in (1, 9, 72)]
+    monkeypatch.setattr(demo, "steps", lambda simulated: [lambda: [x @ w.T for x in xs]])
     found = shown(monkeypatch, name, *CARDS[name])
     capability, _ = CARDS[name]
     without_clusters = "not run  " if capability < 90 else "ok  "
