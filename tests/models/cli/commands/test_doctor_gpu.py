@@ -213,7 +213,7 @@ def kernels_of_checks(device: str, dry: bool) -> dict[str, str]:
 @pytest.mark.parametrize("length", [8, 40, 100, 400])
 @pytest.mark.parametrize("device", ["H200", "Tesla T4"])
 def test_the_checks_run_all_kernels_of_generation(device, length):
-    """Compares texts for a short prompt, else names: other texts depend on numbers of rows and pages."""
+    """Compares texts for a short prompt; other texts depend on the number of rows."""
     dry = length == 8
     programs = models.abstract_programs(
         models.load("demo"), prompt_length=length, capacity=9 if dry else 512
