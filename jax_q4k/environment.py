@@ -46,14 +46,20 @@ def jit_cache() -> JitCache:
     return JitCache(folder, f"{folder}{whose} cannot be written")
 
 
-def cuda_devices() -> int:
-    """Returns the number of CUDA devices, or 0 if the driver cannot be queried."""
+def installed() -> Installed | None:
+    """Returns the CUDA driver; None if it cannot be queried."""
     from ptx_kernels import driver
 
     try:
-        return driver.count_devices()
+        return driver.installed()
     except driver.DriverError:
-        return 0
+        return None
+
+
+def cuda_devices() -> int:
+    """Returns the number of CUDA devices, or 0 if the driver cannot be queried."""
+    found = installed()
+    return len(found.capabilities) if found else 0
 
 
 def cuda_driver() -> str:
@@ -80,12 +86,8 @@ def kernel_ptx() -> str:
 
 def driver_problem() -> str | None:
     """Returns why the CUDA driver cannot load the kernels of one of its devices, if so."""
-    from ptx_kernels import driver
-
-    try:
-        return ptx_problem(driver.installed())
-    except driver.DriverError:
-        return None
+    found = installed()
+    return ptx_problem(found) if found else None
 
 
 def ptx_problem(found: Installed) -> str | None:
@@ -106,9 +108,20 @@ def ptx_problem(found: Installed) -> str | None:
 
 
 def gpu_problem() -> str | None:
-    """Returns why JAX's first GPU runs plain JAX instead of PTX kernels; None if it runs them."""
+    """Returns why the first GPU runs plain JAX instead of PTX kernels; None if it runs them.
+
+    It is JAX's, or the driver's if JAX has none.
+    """
+    import jax
+
+    from ptx_kernels.devices import target
+
     from .ops import gpu
 
+    found = installed()
+    if jax.default_backend() != "gpu" and found and found.capabilities:
+        first = found.capabilities[0]
+        return gpu.problem(target(f"the sm_{first} GPU", capability=first))
     return gpu.problem(gpu.device())
 
 

@@ -71,6 +71,7 @@ class ModuleLoadError(DriverError):
 
 #: CUDA version -> PTX version that its driver compiles (PTX ISA, release notes).
 _NEWEST_PTX = {
+    **{(10, minor): (6, 3 + minor) for minor in range(3)},
     **{(11, minor): (7, minor) for minor in range(9)},
     **{(12, minor): (8, minor) for minor in range(6)},
     **{(12, 6): (8, 5), (12, 7): (8, 6), (12, 8): (8, 7), (12, 9): (8, 8)},
@@ -140,8 +141,17 @@ def _bindings() -> ModuleType:
     except ImportError as error:
         raise DriverError(
             f"the CUDA driver's Python bindings are not installed ({error});"
-            " pip install 'cuda-python>=13,<14'"
+            f" pip install 'cuda-python{_fitting_bindings()}'"
         ) from error
+
+
+def _fitting_bindings() -> str:
+    """Returns the versions of cuda-python for the driver; without a driver the newest."""
+    try:
+        newer = installed().cuda >= (13, 0)
+    except DriverError:
+        newer = True
+    return ">=13,<14" if newer else ">=12.8,<13"
 
 
 @dataclass(frozen=True)

@@ -71,4 +71,4 @@ def causal_attention_takes(head_dim: int, value_dim: int, parts: int) -> bool:
 
 
 #: Compute capability -> PTX version of the kernels that run on such a device and newer ones.
-PTX_VERSIONS = {80: (7, 0), 90: (8, 0)}
+PTX_VERSIONS = {75: (7, 0), 90: (8, 0)}

@@ -111,7 +111,8 @@ class SimulatedCuda:
       free: bytes of the device's memory that it reports as free.
       version: CUDA version of the driver, 12030 for 12.3.
       attributes: values that replace those of ATTRIBUTES.
-      refuse: text of a module -> the driver's log if it does not load; None loads it.
+      refuse: text of a module -> the driver's log if it does not load; None loads it, unless its
+        target is newer than the device.
       faulty: name of a kernel -> whether it reads an illegal address, after which every call fails.
     """
 
@@ -235,7 +236,7 @@ class SimulatedCuda:
             raise RuntimeError("a module was loaded while its stream captured")
         text = ctypes.string_at(image).decode()
         has_entry = re.search(r"\.entry\s+[\w$]+", text)
-        log = self.refuse(text) if has_entry else "ptxas fatal: no entry"
+        log = self._newer(text) or self.refuse(text) if has_entry else "ptxas fatal: no entry"
         if log is None:
             return Result.CUDA_SUCCESS, text
         given = dict(zip(options[:count], values[:count], strict=True))
@@ -243,6 +244,15 @@ class SimulatedCuda:
         written = log.encode()[: size - 1] + b"\0"
         given[JitOption.CU_JIT_ERROR_LOG_BUFFER][: len(written)] = written
         return Result.CUDA_ERROR_INVALID_PTX, None
+
+    def _newer(self, text: str) -> str | None:
+        """Returns what the driver says of a text for a newer architecture than the device's."""
+        parts = (self.attributes[f"COMPUTE_CAPABILITY_{part}"] for part in ("MAJOR", "MINOR"))
+        sm = int("".join(map(str, parts)))
+        for target in re.findall(r"[.]target sm_(\d+)", text):
+            if int(target) > sm:
+                return f"ptxas fatal: SM version sm_{target} is higher than that of this device"
+        return None
 
     def cuModuleUnload(self, module):
         return (Result.CUDA_SUCCESS,)

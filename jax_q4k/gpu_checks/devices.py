@@ -97,10 +97,12 @@ def wrong_in_graphs(device: Device) -> bool:
 
     Raises DriverError if it does not load, launch or end.
     """
+    from ptx_kernels import tuning
     from ptx_kernels.kernels import KERNELS
     from ptx_kernels.kernels.operands import random_operands
 
-    kernel = KERNELS["quantize_q8_1"](rows=2, columns=64)
+    with tuning.on_device(target_of(device)):
+        kernel = KERNELS["quantize_q8_1"](rows=2, columns=64)
     operands = random_operands(kernel)
     results = device.run(kernel, *operands), device.run(kernel, *operands, graph=True)
     return not all(map(np.array_equal, *results))

@@ -118,7 +118,8 @@ def compare_kernels(
 def _activations(kernels: Sequence[Kernel]) -> Activations:
     """Returns the activations with which plain JAX has the same results as the kernels."""
     products = {getattr(k.arguments.get("config"), "products", None) for k in kernels}
-    return "f32" if "f16" in products else "q8_1"
+    f16 = "f16" in products or any(kernel.name == "f16_rows" for kernel in kernels)
+    return "f32" if f16 else "q8_1"
 
 
 def _launching(device: Device) -> Rule:

@@ -212,13 +212,23 @@ def test_rotations_exceed_the_cache():
     assert driver.rotations(1, 50 << 20) == 64
 
 
-def test_without_bindings_says_what_to_install(monkeypatch):
+@pytest.mark.parametrize(
+    "cuda, fitting", [((12, 4), ">=12.8,<13"), ((13, 1), ">=13,<14"), (None, ">=13,<14")]
+)
+def test_without_bindings_says_what_to_install(monkeypatch, cuda, fitting):
+    def installed():
+        if cuda is None:
+            raise driver.DriverError("there is no driver")
+        return driver.Installed(cuda, (90,))
+
+    monkeypatch.setattr(driver, "installed", installed)
+
     def missing(name):
         raise ModuleNotFoundError(f"No module named '{name}'")
 
     monkeypatch.setattr(driver.importlib, "import_module", missing)
     with pytest.raises(
-        driver.DriverError, match="bindings are not installed.*pip install 'cuda-python"
+        driver.DriverError, match=f"bindings are not installed.*pip install 'cuda-python{fitting}'"
     ):
         driver.Device()
 
@@ -293,7 +303,8 @@ class Library:
         (12060, (12, 6), (8, 5)),
         (13000, (13, 0), (9, 0)),
         (99010, (99, 1), (9, 2)),
-        (10020, (10, 2), (0, 0)),
+        (10020, (10, 2), (6, 5)),
+        (9020, (9, 2), (0, 0)),
     ],
 )
 def test_the_driver_is_asked_without_bindings(monkeypatch, version, cuda, ptx):

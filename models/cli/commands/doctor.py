@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import jax_q4k as jq
+from jax_q4k.gpu_checks import plugin
 
 from ..gpu_checks.checks import CHECKS
 from ..gpu_checks.report import run_checks
@@ -28,7 +29,6 @@ from ..output import UsageError, devices, table_console
 
 BROKEN = 1
 _PACKAGES = ("jax", "jaxlib", "numpy", "flax")
-_CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
 #: Kernels -> instruction sets that they need, by the names that Linux uses.
 NEEDS = {
@@ -91,6 +91,7 @@ def _run_check(name: str, simulated: bool) -> int:
 
 
 def _overview(notes: Console) -> int:
+    unused = plugin.problem(jq.environment.installed())  # first, as it quotes how JAX starts
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -103,7 +104,7 @@ def _overview(notes: Console) -> int:
             f"every kernel again in every process: {escape(cache.problem)}",
             soft_wrap=True,
         )
-    broken = _broken() or jq.environment.driver_problem()
+    broken = _broken() or jq.environment.driver_problem() or unused
     if broken:
         notes.print(f"[bold red]broken:[/] {escape(broken)}", soft_wrap=True)
     return BROKEN if broken else 0
@@ -184,9 +185,10 @@ def _compiler() -> str:
 
 
 def _gpu() -> Iterator[tuple[str, str]]:
-    plugins = [name for name in _CUDA_PLUGINS if _installed(name)]
-    found = ", ".join(f"{name} {_installed(name)}" for name in plugins)
-    yield "CUDA plugin", found or "not installed; pip install '.[cuda13]' in a clone installs it"
+    plugins = plugin.installed_plugins().items()
+    found = ", ".join(f"{plugin.PLUGINS[cuda]} {version}" for cuda, version in plugins)
+    missing = f"not installed; {plugin.advice(jq.environment.installed())}"
+    yield "CUDA plugin", found or missing
     yield "PTX of kernels", jq.environment.kernel_ptx()
     yield "CUDA driver", jq.environment.cuda_driver()
     if cache := _jit_cache():
@@ -199,16 +201,9 @@ def _gpu() -> Iterator[tuple[str, str]]:
 
 def _jit_cache() -> jq.environment.JitCache | None:
     """Returns the CUDA driver's cache; None if there is neither a GPU nor JAX's plugin for one."""
-    if jq.environment.cuda_devices() or any(map(_installed, _CUDA_PLUGINS)):
+    if jq.environment.cuda_devices() or plugin.installed_plugins():
         return jq.environment.jit_cache()
     return None
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _defaults() -> Iterator[tuple[str, str]]:
@@ -218,7 +213,7 @@ def _defaults() -> Iterator[tuple[str, str]]:
         found = devices()
         yield (
             "devices of JAX",
-            ", ".join(f"{d.platform}: {d.device_kind} ({d.id})" for d in found),
+            ", ".join(f"{d.platform}: {d.device_kind} ({d.id})" for d in found) + _left_out(),
         )
         yield "pages of an engine", _engine_memory(found)
     except RuntimeError as error:
@@ -229,8 +224,16 @@ def _defaults() -> Iterator[tuple[str, str]]:
     else:
         reason = "plain JAX, which is slow"
     yield "default on cpu", f"{on_cpu}: {reason}"
-    reason = jq.environment.gpu_problem() or "generated PTX kernels"
-    yield "default on cuda", f"{jq.default_implementation('cuda')}: {reason}"
+    problem = jq.environment.gpu_problem()
+    yield "default on cuda", f"xla: {problem}" if problem else "ptx: generated PTX kernels"
+
+
+def _left_out() -> str:
+    """Returns a note if the user keeps JAX from using the GPU."""
+    named = plugin.platforms_without_gpu()
+    if named and jq.environment.cuda_devices():
+        return f"; $JAX_PLATFORMS={named} leaves out the GPU"
+    return ""
 
 
 def _engine_memory(devices: list[Any]) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jax_q4k.gpu_checks import devices
+import jax_q4k as jq
+from jax_q4k.gpu_checks import devices, plugin
 
+from .. import output
 from .results import Result, failed, not_run, ok
 
 if TYPE_CHECKING:
@@ -25,15 +27,26 @@ class Check:
 
     Attributes:
       run: runs it on the first device, or without one (`simulated`).
+      needs: checks after whose failure this one does not run.
       on_gpu: whether JAX uses the GPU; otherwise it uses the CPU, and the driver alone the GPU.
       without: part that this check of generation switches off. It runs only if generation fails.
       advice: what to write if generation works without that part.
     """
 
     run: Callable[[bool, Progress], Result]
+    needs: tuple[str, ...] = ("driver",)
     on_gpu: bool = False
     without: Part | None = None
     advice: str = ""
+
+
+def _jax(simulated: bool, progress: Progress) -> Result:
+    if not simulated and (problem := plugin.problem(jq.environment.installed())):
+        return failed(problem)
+    found = output.devices()
+    if not simulated and found[0].platform != "gpu":
+        return failed(f"JAX uses no GPU, but {found[0].platform}")
+    return ok("JAX uses " + ", ".join(f"{d.platform}: {d.device_kind} ({d.id})" for d in found))
 
 
 def _driver(simulated: bool, progress: Progress) -> Result:
@@ -123,19 +136,22 @@ def _devices(simulated: bool, progress: Progress) -> Result:
 _PARTS: dict[Part, str] = {
     "clusters": NO_CLUSTERS,
     "prefetch": "write jq.implementation(prefetch=False), or --no-prefetch on the command line",
+    "decoded products": "write jq.implementation(decoded_products=False), or "
+    "--no-decoded-products on the command line",
     "graph": "the loop fails only in a CUDA graph: write jq.implementation(graphs=False), or "
     "--no-graphs on the command line, and please report it",
     "kernels": "write jq.implementation('xla'), or --implementation xla on the command line",
 }
 
 CHECKS: dict[str, Check] = {
-    "driver": Check(_driver),
+    "jax": Check(_jax, needs=(), on_gpu=True),
+    "driver": Check(_driver, needs=()),
     "memory": Check(_memory),
     "graphs": Check(_graphs),
     "clusters": Check(_clusters),
     "kernels": Check(_kernels),
-    "generation": Check(_generation, on_gpu=True),
-    "devices": Check(_devices, on_gpu=True),
+    "generation": Check(_generation, ("jax", "driver"), on_gpu=True),
+    "devices": Check(_devices, ("jax", "driver"), on_gpu=True),
     **{
         f"no {part}": Check(
             functools.partial(_generation, without=part), on_gpu=True, without=part, advice=advice

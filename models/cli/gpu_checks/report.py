@@ -7,16 +7,16 @@ import platform
 from collections.abc import Callable, Iterator
 
 import jax_q4k as jq
+from jax_q4k.gpu_checks import plugin
 
 from . import processes
 from .checks import CHECKS
-from .results import Result, ok
+from .results import Result, not_run, ok
 
 _PACKAGES = (
     "jax",
     "jaxlib",
-    "jax-cuda13-plugin",
-    "jax-cuda12-plugin",
+    *plugin.PLUGINS.values(),
     "cuda-bindings",
     "numpy",
 )
@@ -32,7 +32,11 @@ def run_checks(simulated: bool, show: Callable[[str], object]) -> bool:
     for name, check in CHECKS.items():
         if check.without is not None and found["generation"].status != "failed":
             continue  # nothing to search for
-        result = processes.run(name, simulated=simulated)
+        lacks = [need for need in check.needs if need in found and found[need].status == "failed"]
+        if lacks:
+            result = not_run(f"because {lacks[0]} failed")
+        else:
+            result = processes.run(name, simulated=simulated)
         if check.without is not None and result.status == "ok":
             result = ok(result.line, check.advice)
         found[name] = result

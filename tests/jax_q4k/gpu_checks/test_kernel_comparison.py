@@ -127,6 +127,14 @@ def test_kernels_are_those_of_the_device():
     assert texts[0] != texts[1]
 
 
+def test_decoded_products_are_compared_with_unrounded_activations():
+    _, w = operands()
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((72, 256), np.float32))
+    (one,) = compare_kernels(lambda: jq.matmul(x, w), SimulatedDevice(), tuning.target("Tesla T4"))
+    assert one.kernels == ("f16_rows", "decode_q8_0") and one.right
+    assert 1e-9 <= one.nmse <= 1e-6
+
+
 def test_operations_inside_loops_are_an_error():
     x, w = operands()
 

@@ -10,6 +10,7 @@ from support.implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import environment, native
+from jax_q4k.gpu_checks import plugin
 from jax_q4k.models import cli
 from jax_q4k.models.cli.commands import doctor
 from jax_q4k.native import build
@@ -159,6 +160,7 @@ def test_no_compiler(run, monkeypatch, tmp_path):
             "of this sm_90 GPU are PTX 8.0, and its driver, for CUDA 11.8, takes PTX",
         ),
         ((10, 2), (80,), "of this sm_80 GPU are PTX 7.0"),
+        ((10, 2), (75,), "for CUDA 10.2, takes PTX up to 6.5: install a newer driver"),
     ],
 )
 def test_a_driver_too_old_for_the_kernels(run, monkeypatch, cuda, capabilities, problem):
@@ -168,7 +170,39 @@ def test_a_driver_too_old_for_the_kernels(run, monkeypatch, cuda, capabilities, 
     assert problem is None or problem in err
     assert found["CUDA driver"].startswith(f"CUDA {cuda[0]}.{cuda[1]}, takes PTX up to ")
     assert found["CUDA driver"].endswith(f"sm_{capabilities[-1]}")
-    assert found["PTX of kernels"].startswith("7.0 from sm_80, 8.0 from sm_90")
+    assert found["PTX of kernels"] == "7.0 from sm_75, 8.0 from sm_90"
+
+
+def test_a_gpu_that_jax_is_told_not_to_use(run, monkeypatch):
+    """A wish of the user, not a fault."""
+    monkeypatch.setattr(driver, "installed", lambda: driver.Installed((13, 0), (90,)))
+    monkeypatch.setattr(plugin, "platforms_without_gpu", lambda: "cpu")
+    code, found, err = run()
+    assert (code, "broken" in err) == (0, False)
+    assert found["devices of JAX"].endswith("; $JAX_PLATFORMS=cpu leaves out the GPU")
+    assert found["default on cuda"] == "ptx: generated PTX kernels"
+
+
+def test_a_gpu_that_jax_cannot_use(run, monkeypatch):
+    monkeypatch.setattr(driver, "installed", lambda: driver.Installed((12, 4), (90,)))
+    monkeypatch.setattr(plugin, "platforms_without_gpu", lambda: None)
+    monkeypatch.setattr(plugin, "installed_plugins", dict)
+    code, found, err = run()
+    advice = "pip install '.[cuda12]' in a clone"
+    assert (code, err) == (
+        1,
+        f"broken: JAX does not use the GPU, because its CUDA plugin is missing: {advice}\n",
+    )
+    assert found["CUDA plugin"] == f"not installed; {advice}"
+    assert "leaves out" not in found["devices of JAX"]
+
+
+def test_a_gpu_of_the_driver_that_is_too_old(run, monkeypatch):
+    monkeypatch.setattr(driver, "installed", lambda: driver.Installed((12, 4), (70,)))
+    assert run()[1]["default on cuda"] == (
+        "xla: the PTX kernels need a GPU of compute capability 7.5 or newer, and the sm_70 GPU has "
+        "7.0"
+    )
 
 
 @pytest.fixture
@@ -220,14 +254,14 @@ def test_a_home_that_cannot_be_written(run, cuda, monkeypatch):
     assert run()[2] == f"{WARNING}{cuda}/.nv/ComputeCache cannot be written\n"
 
 
-@pytest.mark.parametrize("plugin", [None, "0.10.2"])
-def test_the_cache_is_a_matter_of_gpus(run, cuda, monkeypatch, plugin):
+@pytest.mark.parametrize("plugins", [{}, {13: "0.10.2"}])
+def test_the_cache_is_a_matter_of_gpus(run, cuda, monkeypatch, plugins):
     """Without a device, the cache matters only if JAX's plugin is installed."""
     monkeypatch.setattr(environment, "cuda_devices", lambda: 0)
-    monkeypatch.setattr(doctor, "_installed", lambda package: plugin)
+    monkeypatch.setattr(plugin, "installed_plugins", lambda: plugins)
     monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
     _, found, err = run()
-    assert ("CUDA driver's cache" in found) == err.startswith(WARNING) == (plugin is not None)
+    assert ("CUDA driver's cache" in found) == err.startswith(WARNING) == bool(plugins)
 
 
 def test_a_command_without_a_backend_fails_in_one_line(capsys, monkeypatch):

@@ -8,7 +8,6 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-import jax.numpy as jnp
 import pytest
 
 import jax_q4k as jq
@@ -73,9 +72,11 @@ def test_a_search_for_the_part_that_fails(capsys, results):
     lines = capsys.readouterr().out.splitlines()
     at = [line.startswith("no clusters") for line in lines].index(True)
     assert "ok" in lines[at] and "write jq.implementation(clusters=False)" in lines[at + 1]
-    assert lines[at + 2].startswith("no prefetch  failed")
-    assert lines[at + 3].startswith("no graph     ok")
-    assert "please report it" in lines[at + 4] and lines[at + 5].startswith("no kernels")
+    assert re.match("no prefetch +failed", lines[at + 2])
+    assert re.match("no decoded products +ok", lines[at + 3])
+    assert "--no-decoded-products" in lines[at + 4]
+    assert re.match("no graph +ok", lines[at + 5]) and "please report it" in lines[at + 6]
+    assert lines[at + 7].startswith("no kernels")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,7 @@ def test_a_search_for_the_part_that_fails(capsys, results):
         (None, Selection("ptx", "f32")),
         ("clusters", Selection("ptx", "f32", clusters=False)),
         ("prefetch", Selection("ptx", "f32", prefetch=False)),
+        ("decoded products", Selection("ptx", "f32", decoded_products=False)),
         ("graph", Selection("ptx", "f32", graphs=False)),
         ("kernels", Selection("xla", "f32")),
     ],
@@ -106,16 +108,23 @@ def test_parts_are_switched_off(monkeypatch, part, selected):
         generation.generates(False, lambda line: None, part)
 
 
+def test_generation_must_run_on_a_gpu():
+    assert generation.generates(False, lambda line: None) == failed(
+        "nothing ran, because JAX put the demo model on no GPU"
+    )
+
+
 @pytest.mark.slow("compiles the demo model in plain JAX")
 def test_tokens_are_compared(monkeypatch):
     def generated(*tokens: int) -> Result:
         output = SimpleNamespace(tokens=list(tokens), timings=SimpleNamespace(tokens_per_second=9))
         monkeypatch.setattr(models, "generate", lambda *_, **__: output)
+        monkeypatch.setattr(generation, "_is_on_gpu", lambda model: True)
         monkeypatch.setattr(generation, "GENERATED", ("The sea", 2))
         return generation.generates(False, lambda line: None)
 
     assert generated(327, 260).line == (
-        "tokens with f32 and q8_1 activations are those of plain JAX (9 and 9 tokens/s)"
+        "tokens with f32 and default activations are those of plain JAX (9 and 9 tokens/s)"
     )
     assert generated(327, 261) == failed(
         "1 of 2 tokens with f32 activations are not those of plain JAX, from token 2 on"
@@ -190,18 +199,38 @@ def test_a_summary_of_kernels():
     assert checks.summary([]).status == "failed"
 
 
+@functools.cache
+def kernels_of_checks(device: str, dry: bool) -> dict[str, str]:
+    """Returns kernels of the check `kernels`: text -> name."""
+    found = {}
+    for steps in demo.steps(dry):
+        for call in jq.explain(steps, platform="cuda", device=device).calls:
+            found |= {kernel.text: kernel.name for kernel in call.kernels}
+    return found
+
+
 @pytest.mark.slow("chooses the kernels of programs of the demo model")
-def test_the_checks_run_all_kernels_of_generation():
-    model = models.load("demo")
-    programs = models.abstract_programs(model, prompt_length=8, capacity=9)
+@pytest.mark.parametrize("length", [8, 40, 100, 400])
+@pytest.mark.parametrize("device", ["H200", "Tesla T4"])
+def test_the_checks_run_all_kernels_of_generation(device, length):
+    """Compares texts for a short prompt; other texts depend on the number of rows."""
+    dry = length == 8
+    programs = models.abstract_programs(
+        models.load("demo"), prompt_length=length, capacity=9 if dry else 512
+    )
+    found: dict[str, str] = {}
+    for function, arguments in programs.values():
+        for call in jq.explain(function, *arguments, platform="cuda", device=device).calls:
+            found |= {kernel.text: kernel.name for kernel in call.kernels}
+    run = kernels_of_checks(device, dry)
+    assert len(found) > 12
+    assert set(found.values()) - set(run.values()) == set()
+    assert not dry or set(found) <= set(run)
 
-    def texts(function: Any, *arguments: Any) -> set[str]:
-        calls = jq.explain(function, *arguments, platform="cuda", device="H200").calls
-        return {kernel.text for call in calls for kernel in call.kernels}
 
-    generation = set[str]().union(*(texts(f, *arguments) for f, arguments in programs.values()))
-    assert len(generation) > 20
-    assert generation <= texts(lambda: demo.prompt_and_step(model, 1, 8, jnp.float32))
+def test_generation_reads_a_prompt_that_has_decoded_products():
+    tokenizer = models.load("demo").tokenizer
+    assert 64 < len(tokenizer.encode(generation.GENERATED[0])) <= 128
 
 
 @pytest.mark.slow("runs every check in a process, with kernels in the simulator")
