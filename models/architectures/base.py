@@ -18,8 +18,8 @@ GROUP_BEST = "jax_q4k.expert_group_best"
 #: Key for whether rope in the checkpoint rotated dimensions (2i, 2i + 1), if its class would say
 #: otherwise; adapters of the checkpoint have their rows in its order.
 CHECKPOINT_INTERLEAVED = "jax_q4k.checkpoint_rope_interleave"
-#: Key for the factor by which queries exceed the checkpoint's, because the architecture implies
-#: another scale of scores; adapters of the checkpoint have the checkpoint's queries.
+#: Key for the factor by which queries (in MLA, their rotated part) exceed the checkpoint's, because
+#: the architecture implies another scale of scores; adapters have the checkpoint's queries.
 QUERY_FACTOR = "jax_q4k.checkpoint_query_factor"
 
 #: Far above any real model; bounds the work that a malformed file can cause.

@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 
 def attention_scale(config: Config) -> float:
-    """Returns m**2 / sqrt(head_dim), with YaRN's magnitude m (https://arxiv.org/abs/2309.00071)."""
-    log_multiplier = 0.0 if config.yarn is None else config.yarn[2]
-    growth = 1 + log_multiplier * math.log(max(config.rope_factor, 1.0))
-    return growth**2 / math.sqrt(config.head_dim)
+    """Returns m**2 / sqrt(head_dim), with YaRN's magnitude m (https://arxiv.org/abs/2309.00071).
+
+    m includes the magnitude of the rope, as in llama.cpp; converted checkpoints have 1 there.
+    """
+    if config.yarn is None:
+        return 1 / math.sqrt(config.head_dim)
+    log_multiplier, stretch = config.yarn[2], math.log(max(config.rope_factor, 1.0))
+    magnitude = config.rope_magnitude * (1.0 if log_multiplier else 1 + 0.1 * stretch)
+    return (magnitude * (1 + log_multiplier * stretch)) ** 2 / math.sqrt(config.head_dim)
 
 
 def default_gating(layers: int, vocab_size: int) -> str:

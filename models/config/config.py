@@ -112,7 +112,7 @@ class Config:
     labels: int = 1  # outputs of a classification head
     dense_size: int = 0  # inner size of the dense layers after pooling; 0: none
     checkpoint_interleaved: bool | None = None  # rope in the checkpoint; None: as in its class
-    checkpoint_query_factor: float = 1.0  # of queries, relative to the checkpoint's
+    checkpoint_query_factor: float = 1.0  # of (MLA: rotated) queries, relative to the checkpoint's
 
     def __repr__(self) -> str:
         """Returns one line; `dataclasses.asdict` has all fields."""

@@ -230,15 +230,15 @@ class CheckpointSource:
         """Returns whether a tensor that does not keep its blocks becomes float32."""
         expected = self._expected[name]
         entry = expected.entry
-        exact = entry.is_norm or entry.exact or query_factor(entry, self.config) != 1
+        exact = entry.is_norm or entry.exact or query_factor(entry, self.config) is not None
         return len(expected.shape) == 1 or expected.is_bias or exact
 
     def _with_query_factor(self, name: str, values: np.ndarray) -> np.ndarray:
         """Multiplies a tensor by its `query_factor`; raises CheckpointError for an overflow."""
-        if (factor := query_factor(self._expected[name].entry, self.config)) == 1:
+        if (factor := query_factor(self._expected[name].entry, self.config)) is None:
             return values
         with np.errstate(over="ignore"):
-            values = values * np.float32(factor)
+            values = values * factor
         if not np.isfinite(values).all():
             self._weights.fail(
                 self._locations[name].names[0], "is so large that scaled queries are infinite"
@@ -254,7 +254,7 @@ class CheckpointSource:
         for name, location in self._locations.items():
             format = tensor_locations.block_format(self._weights, location)
             is_matrix = self._expected[name].suffix is None and self._expected[name].entry.is_matrix
-            is_matrix &= query_factor(self._expected[name].entry, self.config) == 1
+            is_matrix &= query_factor(self._expected[name].entry, self.config) is None
             if format is not None and is_matrix and _scale_of(name) not in self._locations:
                 found[name] = format
         return found
@@ -587,14 +587,21 @@ def in_rope_order(
     return interleaved(rows, getattr(config, entry.rotated), last)
 
 
-def query_factor(entry: Tensor, config: Config) -> float:
+def query_factor(entry: Tensor, config: Config) -> np.ndarray | None:
     """Returns the factor of a GGUF tensor relative to the checkpoint's, which scales queries.
 
     It is that of the norm of queries, or of the matrix and bias of models without the norm.
+    float32, () or, where only rotated rows have it (MLA), (n, 1); None means 1.
     """
     normalized = any(tensor.gguf == "attn_q_norm" for tensor in config.kind.attention)
-    scaled = entry.gguf == ("attn_q_norm" if normalized else "attn_q")
-    return config.checkpoint_query_factor if scaled else 1.0
+    scaled = ("attn_q_norm",) if normalized else ("attn_q", "attn_q_b")
+    if config.checkpoint_query_factor == 1 or entry.gguf not in scaled:
+        return None
+    if config.latent is None:
+        return np.asarray(config.checkpoint_query_factor, np.float32)
+    of_head = np.ones(config.head_dim, np.float32)
+    of_head[-config.rope_dim :] = config.checkpoint_query_factor
+    return np.tile(of_head, config.num_heads)[:, None]
 
 
 def interleaved(rows: np.ndarray, heads: int, last: int | None = None) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jax_q4k.gguf import REQUIRED
 
-from ...architectures.base import Architecture, CheckpointClass
+from ...architectures.base import QUERY_FACTOR, Architecture, CheckpointClass
 from ...config import Config
 from ...config.rope import exact_frequencies, frequencies, pair_of
 from ...config.rope_fields import MIN_DIVISOR
@@ -218,7 +218,8 @@ class Rope:
         """Returns YaRN metadata.
 
         `attn_factor` makes up for what the other keys cannot express of the magnitude, and
-        `_yarn_divisors` for what they cannot express of the frequencies.
+        `_yarn_divisors` for what they cannot express of the frequencies. llama.cpp multiplies all
+        scores of MLA by the square of its magnitude, so that must be 1: queries have it instead.
         """
         get, named = self._fields, self._kind_of_decoder.yarn_keys
         latent = self._kind_of_decoder.latent
@@ -244,10 +245,19 @@ class Rope:
         if named:
             keys = "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"
             values |= dict(zip(keys, self._betas, strict=True))
+        if latent:
+            values |= self._magnitude(1.0 if log_multiplier else 1 / (1 + growth))
+            return values | self._query_factor(magnitude)
         implied = (1 + growth) / (1 + log_multiplier * growth)
-        if latent and log_multiplier:
-            implied = 1.0
         return values | self._magnitude(magnitude / implied)
+
+    def _query_factor(self, magnitude: float) -> dict[str, float]:
+        """Returns metadata with the factor of rotated queries that replaces a rope's magnitude."""
+        if not MIN_DIVISOR < magnitude <= 1e3:
+            problem = f"must be above {MIN_DIVISOR} and up to 1e3, not {magnitude}"
+            self._fields.fail("attention_factor", problem)
+        factor = float(np.float32(magnitude**2))
+        return {} if factor == 1.0 else {QUERY_FACTOR: factor}
 
     def _latent_scale(self) -> dict[str, float]:
         """Returns MLA's factor of scores if mscale_all_dim, of any scaled rope, changes it."""

@@ -186,7 +186,8 @@ def _from_modules(
                 fail(f"tensor {names[0]!r}", problem)
             of_part = in_rope_order(b[rows], expected[part].entry, config, checkpoint)
             factor = query_factor(expected[part].entry, config)
-            pair = Pair(a, of_part, factor * settings.scale(name, a.shape[0]), names)
+            of_part = of_part if factor is None else of_part * factor
+            pair = Pair(a, of_part, settings.scale(name, a.shape[0]), names)
             _add(pairs, part, pair, fail)
     return pairs
 
@@ -256,8 +257,9 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
             scale = alpha / a.shape[0] if alpha else 1.0
             ends = np.cumsum(counts)
             for part, start, end in zip(parts, ends - counts, ends, strict=True):
-                factor = query_factor(expected[part].entry, config)
-                _add(pairs, part, Pair(a, b[start:end], factor * scale, both), fail)
+                factor, of_part = query_factor(expected[part].entry, config), b[start:end]
+                of_part = of_part if factor is None else of_part * factor
+                _add(pairs, part, Pair(a, of_part, scale, both), fail)
     return pairs
 
 

@@ -16,7 +16,9 @@ from support.paths import GOLDEN
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.architectures.base import GROUP_BEST
-from jax_q4k.models.files.checkpoints import config_json
+from jax_q4k.models.config import rope
+from jax_q4k.models.config.tensors import expected_tensors
+from jax_q4k.models.files.checkpoints import checkpoint, config_json
 from jax_q4k.models.support import json_fields
 
 from ... import checkpoints
@@ -104,17 +106,41 @@ def test_saved_files_are_right_for_llama_cpp(tmp_path):
     assert plain.config.experts.groups == 1 and GROUP_BEST not in plain.metadata
 
 
-@pytest.mark.parametrize("name", ["gemma2-null", "gemma3-scalar"])
+@pytest.mark.parametrize("name", ["deepseek3-no-interleave", "gemma2-null", "gemma3-scalar"])
 def test_other_scales_of_scores_are_part_of_queries(name, tmp_path):
     """Without keys of this package, which llama.cpp ignores, a saved file is the same model."""
     with models.CheckpointSource(folder(name, tmp_path)) as source:
         metadata = {k: v for k, v in source.metadata.items() if not k.startswith("jax_q4k.")}
         tensors = {key: source.read(key) for key in source.tensors}
-    assert not any("attention.scale" in key for key in metadata)
+    assert not any(key.endswith(("attention.scale", "attn_factor")) for key in metadata)
     jq.gguf.write(tmp_path / "model.gguf", metadata, tensors)
     tokens = expected()["tokens"]
     logits = models.from_gguf(tmp_path / "model.gguf").logits(tokens[None])
     assert nmse(logits[0], expected()[name]) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("scales", "magnitude"),
+    [
+        ({}, 1.0970 / 1.1525),
+        ({"mscale": None}, 1.1386),
+        ({"mscale": None, "mscale_all_dim": None}, 1.1386),
+    ],
+)
+def test_yarns_magnitude_is_part_of_mlas_rotated_queries(scales, magnitude):
+    """llama.cpp multiplies all scores by the square of any magnitude that it gives the rope."""
+    found = describe("deepseek3-no-interleave", rope=scales).config
+    assert rope.magnitude(found.ropes[0]) == pytest.approx(1, abs=1e-6)
+    growth = 1.1525 if found.yarn[2] else 1.0
+    assert found.attention_scale == pytest.approx(growth**2 / 32**0.5, rel=1e-4)
+    query = next(
+        t.entry for n, t in expected_tensors(found).items() if n.endswith("attn_q_b.weight")
+    )
+    factors = checkpoint.query_factor(query, found).reshape(2, 32)
+    np.testing.assert_array_equal(factors[:, :16], 1)
+    np.testing.assert_allclose(factors[:, 16:], magnitude**2, rtol=1e-4)
+    with pytest.raises(jq.CheckpointError, match="attention_factor: must be above 1e-06 and up to"):
+        describe("deepseek3-no-interleave", rope={"attention_factor": 1e4})
 
 
 def test_scaled_queries_are_float32(tmp_path):
