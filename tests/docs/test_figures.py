@@ -397,7 +397,9 @@ def all_measured_kernels():
     late = [k["seconds"] / k["predicted"] for k in on_gpu("h200")["kernels"]]
     assert (f"{min(late):.1f}", f"{max(late):.1f}") == ("0.4", "1.9")
     chosen = [
-        k["seconds"] / k["predicted"] for k in on_gpu("h200")["kernels"] if "preset" not in k["name"]
+        k["seconds"] / k["predicted"]
+        for k in on_gpu("h200")["kernels"]
+        if "preset" not in k["name"]
     ]
     assert MEASURED == (round(min(chosen), 1), round(max(chosen), 1))
 

@@ -62,7 +62,7 @@ from ptx_kernels.kernels.gemm import (
     f16_products_rule,
     tensor_cores_rule,
 )
-from ptx_kernels.limits import gemm_takes
+from ptx_kernels.limits import PTX_VERSIONS, gemm_takes
 from ptx_kernels.machine_code import model as cost
 from ptx_kernels.machine_code.ptxas import TARGETS
 from ptx_kernels.ptx import oldest
@@ -845,6 +845,18 @@ def executed_machine_code():
 def architectures():
     assert TARGETS == ("sm_80", "sm_90", "sm_100", "sm_120")
     assert (oldest.LEAST, oldest.OLDER_SHARED_BYTES) == (75, 64 << 10)
+
+
+@says(INSTALL, "525 is the first for CUDA 12.0, whose PTX 8.0 kernels for sm_90 need")
+def gpus_and_their_evidence():
+    rows = table(INSTALL, "| GPUs | machine code")
+    known = {arch for row in rows for arch in re.findall(r"sm_\d+", row[1])}
+    assert known == {device.arch for device in devices.DEVICES.values()}
+    for _, archs, _, evidence in rows[:-1]:
+        (run_as,) = re.findall(r"as (sm_\d+)", evidence) or [archs]
+        assert ("executed" in evidence) == (run_as in machine_code.TARGETS)
+        assert ("assembled" in evidence) == (run_as in (*TARGETS, "sm_75"))
+    assert PTX_VERSIONS[90] == (8, 0)
 
 
 @says(
