@@ -317,7 +317,10 @@ def tensor_busy(warps: int) -> float:
 
 #: Words after a model's name that leave it the same model. Any other means another chip or a part
 #: of one, such as Ti, Laptop, MIG, 24Q of a virtual GPU, or D: fewer multiprocessors.
-_SAME = {"80GB", "480GB", "Edition", "Generation", "HBM3", "NVL", "PCIE", "PCIe", "SXM4", "SXM5"}
+_SAME = {
+    *("80GB", "141GB", "480GB", "HBM3", "HBM3e", "NVL", "PCIE", "PCIe", "SXM4", "SXM5"),
+    *("Edition", "Generation"),
+}
 
 
 def find_device(reported: str) -> Device | None:

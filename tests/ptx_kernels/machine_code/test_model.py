@@ -305,6 +305,7 @@ def test_outstanding_loads():
         ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
         ("NVIDIA H100 NVL", "H100 NVL"),
         ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA H200 141GB HBM3e", "H200"),  # in XLA's description of it
         ("NVIDIA GH200 144G HBM3e", None),
         ("NVIDIA A10", "A10"),
         ("NVIDIA A10-24Q", None),
