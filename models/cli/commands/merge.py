@@ -10,7 +10,7 @@ from rich.console import Console
 
 from jax_q4k import models
 
-from ...files.quantizing.recipes import COPY, RECIPES
+from ...files.quantizing.recipes import COPY, RECIPES, full_name
 from ..arguments import add_model
 from ..options import add_lora, add_no_cache
 from ..output import UsageError, bytes_progress, warnings_in_a_line
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
     add_lora(parser)
     parser.add_argument(
         "--type",
-        type=str.upper,
+        type=full_name,
         choices=(*RECIPES, COPY),
         default=COPY,
         help="quantize all tensors to this type; default: COPY, each tensor's own",

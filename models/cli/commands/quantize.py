@@ -13,7 +13,7 @@ from rich.table import Table
 
 from jax_q4k import models
 
-from ...files.quantizing.recipes import COPY, RECIPES
+from ...files.quantizing.recipes import COPY, RECIPES, full_name
 from ..arguments import add_model
 from ..options import add_no_cache
 from ..output import UsageError, bytes_progress, table_console, warnings_in_a_line
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("target", metavar="OUT.gguf", nargs="?", help="not needed with --dry-run")
     parser.add_argument(
         "--type",
-        type=str.upper,
+        type=full_name,
         choices=(*RECIPES, COPY),
         default="Q4_K_M",
         help="default: Q4_K_M; COPY: each tensor's own",

@@ -123,6 +123,7 @@ _Q2_K = {
     "ffn_down": (("Q3_K", _always),),
     "attn_output": (("Q3_K", _always),),
 }
+_Q2_K_S = {"attn_v": (("Q4_K", _grouped),), "ffn_down": (("Q4_K", _first_of(8)),)}
 _Q3_K_M = {
     "attn_v": (("Q5_K", _first(2)), ("Q4_K", _always)),
     "ffn_down": (("Q5_K", _first_of(16)), ("Q4_K", _always)),
@@ -200,6 +201,7 @@ RECIPES = {
     "IQ3_S": Recipe("IQ3_S", {"attn_v": (("Q4_K", _grouped),)}, of_8_experts=_Q5_OF_8),
     "IQ3_M": Recipe("IQ3_S", _IQ3_M, of_8_experts=_Q5_OF_8),
     "Q2_K": Recipe("Q2_K", _Q2_K, of_8_experts=_Q5_OF_8),
+    "Q2_K_S": Recipe("Q2_K", _Q2_K_S),
     "Q3_K_S": Recipe("Q3_K", of_8_experts=_Q5_OF_8),
     "Q3_K_M": Recipe("Q3_K", _Q3_K_M, of_8_experts=_Q5_OF_8),
     "Q3_K_L": Recipe("Q3_K", _Q3_K_L),
@@ -220,6 +222,9 @@ RECIPES = {
     "BF16": Recipe("BF16"),
     "F32": Recipe("F32"),
 }
+
+#: llama-quantize's short names.
+ALIASES = {f"Q{bits}_K": f"Q{bits}_K_M" for bits in (3, 4, 5)}
 
 #: Name that stands for each tensor's own type, in place of a recipe's.
 COPY = "COPY"
@@ -251,11 +256,16 @@ _FLOATS += ("shortconv.conv.weight", "per_layer_model_proj")
 _STORED_AS_BF16 = "per_layer_model_proj"  # as in llama.cpp's converter; others become F32
 
 
+def full_name(name: str) -> str:
+    """Returns a recipe's name for one in lower case or for a short one, others in upper case."""
+    return ALIASES.get(name.upper(), name.upper())
+
+
 def get(name: str) -> Recipe:
     """Returns the recipe of that name; raises ValueError that lists the known ones."""
-    if not isinstance(name, str) or name not in RECIPES:
+    if not isinstance(name, str) or ALIASES.get(name, name) not in RECIPES:
         raise ValueError(f"type={name!r} must be one of {', '.join(RECIPES)}")
-    return RECIPES[name]
+    return RECIPES[ALIASES.get(name, name)]
 
 
 def check_name(name: str) -> None:
@@ -268,7 +278,7 @@ def file_type(name: str) -> int:
     """Returns `general.file_type` of files that a recipe makes."""
     from gguf.constants import LlamaFileType  # takes 0.1 s, which recipes' names need not
 
-    return LlamaFileType["ALL_F32" if name == "F32" else f"MOSTLY_{name}"]
+    return LlamaFileType["ALL_F32" if name == "F32" else f"MOSTLY_{ALIASES.get(name, name)}"]
 
 
 def is_unquantized(name: str, shape: tuple[int, ...]) -> bool:

@@ -202,7 +202,14 @@ def test_eight_experts(type, output):
     assert got["blk.0.ffn_gate_inp.weight"] == "F32"
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "q4_k_m", "", None, ["Q4_K_M"]])
+@pytest.mark.parametrize("short", ["Q3_K", "Q4_K", "Q5_K"])
+def test_short_names_are_llama_quantizes(short):
+    assert recipes.get(short) is recipes.get(f"{short}_M")
+    assert recipes.file_type(short) == recipes.file_type(f"{short}_M")
+    assert recipes.full_name(short.lower()) == f"{short}_M"
+
+
+@pytest.mark.parametrize("name", ["Q2_K_M", "q4_k_m", "", None, ["Q4_K_M"]])
 def test_unknown_names_list_the_known(name):
     with pytest.raises(ValueError, match=f"must be one of {', '.join(recipes.RECIPES)}$"):
         recipes.get(name)
