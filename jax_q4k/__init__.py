@@ -40,11 +40,11 @@ if TYPE_CHECKING:
         KernelLoadError,
         NativeUnavailableWarning,
         UnavailableError,
-        explaining_loads,
     )
     from .explanation import Explanation, explain
     from .float_types import PAGE_DTYPES
     from .implementations import FUSIONS, IMPLEMENTATIONS
+    from .kernel_loads import explaining_loads
     from .ops.append_kv import append_kv
     from .ops.attention import attention
     from .ops.backends import default_implementation

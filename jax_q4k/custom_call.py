@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,9 @@ TARGET = "__gpu$xla.gpu.ptx"
 EXPORT_CHECKS: Sequence[Any] = tuple(
     map(jax.export.DisabledSafetyCheck.custom_call, (TARGET, *native.TARGETS))
 )
+
+#: PTX of kernels, in the order in which programs that launch them were traced last.
+launched_texts: collections.deque[str] = collections.deque(maxlen=512)
 
 KernelCall = Callable[..., list[jax.Array]]
 
@@ -65,6 +69,7 @@ def launch_ptx(kernel: Kernel, *operands: jax.Array) -> list[jax.Array]:
     The kernel updates `inout` buffers in place.
     """
     _check_operands(kernel, operands)
+    launched_texts.append(kernel.text)
     call = jax.ffi.ffi_call(TARGET, _result_avals(kernel), input_output_aliases=kernel.aliases)
     grid, block = kernel.grid, kernel.block
     return list(

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Iterator
-
 _LONGEST = 1000  # characters of a field or problem in a message; values in a file may have millions
 
 
@@ -57,8 +53,9 @@ class UnavailableError(RuntimeError):
 class KernelLoadError(UnavailableError):
     """The CUDA driver did not load a kernel of a program.
 
-    XLA's error, its cause, names no kernel. `jax-q4k doctor --gpu` loads each kernel alone, and
-    shows which one fails and the driver's log.
+    XLA's error, its cause, names no kernel. The message has the kernel and the driver's log if the
+    program was compiled in this process and cuda-python is installed. Otherwise `jax-q4k doctor
+    --gpu` loads each kernel alone, and shows which one fails.
     """
 
 
@@ -76,26 +73,3 @@ class GpuUnavailableWarning(UserWarning):
     The message gives the reason. It is shown once per process, when the first such operation is
     lowered.
     """
-
-
-#: XLA's text, or the driver's error, if a module does not load.
-_MODULE = re.compile(
-    r"Failed to load (PTX|in-memory CUBIN)|CUDA_ERROR_(INVALID_PTX|UNSUPPORTED_PTX_VERSION"
-    r"|NO_BINARY_FOR_GPU|INVALID_IMAGE|JIT_COMPILER_NOT_FOUND)"
-)
-
-
-@contextlib.contextmanager
-def explaining_loads() -> Iterator[None]:
-    """Context in which a failure of XLA to load a kernel raises a KernelLoadError."""
-    import jax
-
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if not _MODULE.search(str(error)):
-            raise
-        raise KernelLoadError(
-            "the CUDA driver did not load a kernel of this program; jax-q4k doctor --gpu shows "
-            f"which kernels load, and the driver's log: {str(error).strip()}"
-        ) from error

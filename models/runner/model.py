@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_q4k import current_selection, gguf
+from jax_q4k import current_selection, explaining_loads, gguf
 
 from ..config import Config
 from ..network.parts import Parts, split
@@ -171,11 +171,14 @@ class Model:
         """Replicates NumPy arrays on the model's devices; they must be equal in every process."""
         return jax.device_put(arrays) if self.placement is None else self.placement.put(arrays)
 
-    def on_devices(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context manager that sets the mesh if the model's mesh has explicit axes."""
-        if self.placement is None or not self.placement.explicit:
-            return contextlib.nullcontext()
-        return jax.set_mesh(self.placement.mesh)
+    @contextlib.contextmanager
+    def on_devices(self) -> Iterator[None]:
+        """Context of calls: sets the mesh if its axes are explicit, and explains failed loads."""
+        mesh: Any = contextlib.nullcontext()
+        if self.placement is not None and self.placement.explicit:
+            mesh = jax.set_mesh(self.placement.mesh)
+        with explaining_loads(), mesh:
+            yield
 
     def padded_length(self, time: int) -> int:
         """Returns the length that a prompt of `time` tokens is padded to, to limit compilations.
