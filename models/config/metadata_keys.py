@@ -1,12 +1,15 @@
-"""Rejects GGUF keys that the decoder would ignore: unknown keys, and values without support.
+"""Rejects GGUF keys of features that the decoder lacks, and finds unknown keys.
 
-Unknown keys are rejected because a newer llama.cpp may use them for features that are missing here.
-Keys that only other architectures read are ignored, as in llama.cpp.
+Keys that llama.cpp reads for some architecture and that are missing here are rejected, because a
+newer llama.cpp may use them for this one. Other unknown keys are ignored with a warning, and keys
+that are read here for other architectures without one, as in llama.cpp.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -48,6 +51,16 @@ _HARMLESS = frozenset(
     rope.dimension_sections tensor_data_layout
     """.split()
 )
+#: Keys of features of other architectures in llama.cpp; 0, false and empty values disable them.
+_FEATURES = re.compile(
+    r"(activation|attn_res|conv(next)?|hrm|hyper_connection|kda|ple|posnet|swiglu_clamp|wkv)[._].*"
+    r"|attention\.(compress|decay|gate|group_norm|iclr|indexer|output|relative|value_residual)[._].*"
+    r"|attention\.((key|value)_length_mla_swa|kv_lora_rank_swa|rope_pattern|value_scale)"
+    r"|adapters\..*|block_size|expert_group_scale|expert_latent_length|experts_per_group"
+    r"|hash_layer_count|hidden_activation|moe_latent_size|norm_before_(fc|residual)|num_loops"
+    r"|rescale_every_n_layers|selector_(rank|top_k)|skip_loop_final_norm|ssm\.dt_b_c_rms|swin_norm"
+    r"|time_(decay|mix)_extra_dim|token_shift_count"
+)
 _MAGNITUDE = "rope.scaling.yarn_attn_factor"
 #: Key of an unsupported feature -> values that disable it.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -65,7 +78,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def check(get: Fields, kind: Architecture) -> None:
-    """Raises GGUFError for unknown keys, and for values that a decoder of this kind would ignore.
+    """Raises GGUFError for values that a decoder of this kind would ignore.
 
     get: metadata of the architecture. The error names the key.
     """
@@ -75,9 +88,18 @@ def check(get: Fields, kind: Architecture) -> None:
             _check_magnitude(get)
         elif key in neutral:
             refuse(get, key, neutral[key])
-        elif key not in _READ and key not in _HARMLESS:
-            problem = "is not a known key, and may change the model's results"
-            get.fail(key[:200], problem)
+        elif key not in _READ and _FEATURES.fullmatch(key) is not None:
+            value = get.value(key, None)
+            if value.any() if isinstance(value, np.ndarray) else value:
+                get.fail(key, f"{value!r:.100} is not supported")
+
+
+def unknown(metadata: Mapping[str, Any], architecture: str) -> list[str]:
+    """Returns the keys under the architecture's name that nothing here knows."""
+    prefix, known = f"{architecture}.", _READ.union(_HARMLESS, _NEUTRAL, (_MAGNITUDE,))
+    keys = (key for key in metadata if key.startswith(prefix))
+    own = ((key, key.removeprefix(prefix)) for key in keys)
+    return [key for key, name in own if name not in known and not _FEATURES.fullmatch(name)]
 
 
 def _check_magnitude(get: Fields) -> None:

@@ -21,7 +21,7 @@ from jax_q4k import GGUFError, QuantizedArray, gguf
 from jax_q4k.collecting import gc_throttled
 
 from .. import tokenizer
-from ..config import Config, other_files
+from ..config import Config, metadata_keys, other_files
 from ..config.rope import DIVISORS
 from ..config.rope_fields import MIN_DIVISOR
 from ..config.tensors import (
@@ -36,7 +36,7 @@ from ..network.lazy import lazy_decoder
 from ..runner.model import Model
 from ..sharding.placement import Placement
 from ..sharding.plan import Rules, plan_sharding
-from ..support.warn import warn
+from ..support.warn import warn, warn_of_keys
 from ..tokenizer import Tokenizer
 from . import fused, legacy_layouts, rope_divisors
 
@@ -111,7 +111,7 @@ def from_gguf(
 
 
 def described_config(header: gguf.Header, file: str) -> Config:
-    """Returns the Config that a header's metadata describes.
+    """Returns the Config that a header's metadata describes, and warns of unknown keys.
 
     Raises:
       GGUFError: the file holds no language model, or one that is not supported.
@@ -119,7 +119,9 @@ def described_config(header: gguf.Header, file: str) -> Config:
     if not header.tensors and other_files.kind_of(header.metadata) is None:
         content = "only a vocabulary" if "tokenizer.ggml.model" in header.metadata else "nothing"
         raise GGUFError(file, "file", f"holds {content}: it has no weights")
-    return Config.from_metadata(header.metadata, file)
+    config = Config.from_metadata(header.metadata, file)
+    warn_of_keys(file, metadata_keys.unknown(header.metadata, config.architecture))
+    return config
 
 
 def used_tensors(header: gguf.Header, file: str) -> dict[str, gguf.TensorInfo]:

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterable
 
 #: Packages whose frames are skipped: this one, and those that call it on the user's behalf.
 _BETWEEN = frozenset({"jax_q4k", "jax", "flax", "contextlib", "functools"})
+
+
+_SHOWN = 20  # unknown keys that a warning names
+
+
+def warn_of_keys(file: str, keys: Iterable[str]) -> None:
+    """Issues one warning that names all unknown keys of a file, if there are any."""
+    if distinct := list(dict.fromkeys(keys)):
+        shown = ", ".join(f"{key:.100}" for key in distinct[:_SHOWN])
+        more = len(distinct) - _SHOWN
+        warn(f"{file}: unknown keys are ignored: {shown}{f' and {more} more' if more > 0 else ''}")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

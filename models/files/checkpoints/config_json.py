@@ -21,6 +21,7 @@ from ...architectures.base import (
 )
 from ...config import Config, layer_patterns
 from ...support.json_fields import JSONFields
+from ...support.warn import warn_of_keys
 from . import config_keys
 from .packed import methods
 from .rope_json import Rope
@@ -108,20 +109,24 @@ class Description:
 
 
 def describe(fields: JSONFields) -> Description:
-    """Describes the decoder of a config.json; raises CheckpointError that names the invalid key."""
+    """Describes the decoder of a config.json, and warns of unknown keys.
+
+    Raises CheckpointError that names the invalid key.
+    """
     architecture, checkpoint = _architecture(fields)
-    config_keys.check(fields, checkpoint)
+    unknown = config_keys.check(fields, checkpoint)
     if (quantization := methods.settings_of(fields)) is not None:
         methods.method_of(quantization)
     tied = is_tied(fields, checkpoint)
     fields = _of_the_decoder(fields, checkpoint)
-    config_keys.check(fields, checkpoint)
+    unknown += config_keys.check(fields, checkpoint)
     activations = _ACTIVATIONS[architecture.activation], *checkpoint.activations
     for key in ("hidden_act", "hidden_activation"):
         _accept(fields, key, activations)
     values = _values(fields, architecture, checkpoint)
     rope = Rope(fields, architecture, checkpoint)
     values |= rope.values
+    warn_of_keys(fields.file, unknown + rope.unknown)
     prefix = f"{architecture.name}."
     metadata = {"general.architecture": architecture.name} | {
         key if key.startswith(("jax_q4k.", "tokenizer.")) else prefix + key: value

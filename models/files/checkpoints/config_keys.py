@@ -1,7 +1,8 @@
-"""Rejects config.json files with unknown keys, or with values that are not supported.
+"""Rejects config.json files with values that are not supported, and finds unknown keys.
 
-Unknown keys are rejected because a newer class may use them for features that are missing here.
-Keys that only other classes read are ignored, as in the transformers library.
+Keys of features that some class has and that are missing here are rejected, because a newer class
+or the publisher's own code may use them. Other unknown keys are ignored with a warning, and keys
+that only other classes read without one, as in the transformers library.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ _HARMLESS = frozenset(
     """
     model_name name_or_path transformers_version transformers.js_config base_model dtype torch_dtype
     mamba_ssm_dtype auto_class bf16 fp16 fp32 is_llama_config model_version neuron onnx
-    optimum_version trust_remote_code use_bfloat16
+    optimum_version trust_remote_code use_bfloat16 transformers_weights init_device hf_version
+    license keys_to_ignore_at_inference mergekit datasets
     """.split()
     # Training.
     + """
     aux_loss_alpha ep_size gradient_checkpointing layerdrop loss_type neftune_noise_alpha
     output_router_logits pretraining_tp router_jitter_noise seq_aux tf_legacy_loss
+    axolotl_config neftune_alpha training_args z_loss z_loss_coefficient
     """.split()
     # Return values and implementation of the transformers class.
     + """
@@ -54,6 +57,8 @@ _HARMLESS = frozenset(
     output_attentions output_hidden_states output_past return_dict scale_attention_softmax_in_fp32
     softmax_in_fp32
     tie_last_hidden_states torchscript use_cache use_flash_attention use_flash_attn use_return_dict
+    base_model_pp_plan base_model_tp_plan flash_attn fused_rms_norm logits_to_keep
+    num_logits_to_keep tensor_parallel_size use_flash_attention_2 use_fused_rope
     """.split()
     # Classification heads.
     + """
@@ -61,8 +66,8 @@ _HARMLESS = frozenset(
     """.split()
     # Tokenizers.
     + """
-    bos_token eos_token max_seq_length max_sequence_length model_max_length pad_token prefix
-    seq_length tokenizer_class tokenizer_padding_side unk_token
+    bos_token chat_template eos_token max_seq_length max_sequence_length model_max_length pad_token
+    prefix seq_length special_tokens tokenizer_class tokenizer_padding_side unk_token vocab_file
     """.split()
     # Generation; transformers 5 reads these only from generation_config.json.
     + """
@@ -85,13 +90,13 @@ _HARMLESS = frozenset(
     + """
     activation_function block_dim block_mlp_init_scale block_norm_eps block_out_init_scale
     block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init experts_per_token
-    initial_context_length layer_norm_epsilon num_heads qk_head_dim
+    initial_context_length layer_norm_epsilon num_experts_per_token num_heads qk_head_dim
     theta use_embedding_sharing use_parallel_embedding
     """.split()
 )
-#: Patterns of such keys: private names, token ids, training, multi-token prediction.
+#: Patterns of such keys: private names, comments, token ids, training, multi-token prediction.
 _HARMLESS_PATTERN = re.compile(
-    r"_.*|unsloth_.*|mtp_.*|initializer_.*"
+    r"_.*|//.*|#.*|\$.*|unsloth_.*|mtp_.*|initializer_.*"
     r"|.*(_token_ids?|_token_index|dropout|_pdrop|dropout_prob|_loss_coef|_initializer_range)"
 )
 
@@ -127,6 +132,31 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "output_gate_type": ("swish",),
 }
 
+#: Keys of features that classes elsewhere have; 0, false and empty values disable them.
+_SWITCHES = frozenset(
+    """
+    activation_sparsity_pattern apply_residual_connection_post_layernorm attention_chunk_size
+    attention_logit_cap attention_window_size attn_config attn_logit_softcap
+    attn_temperature_tuning compress_rates dim_model_base ffn_config gate_soft_cap hc_count hc_mult
+    index_topk indexer_types kda_lower_bound log_scaling_alpha logits_soft_cap mlp_gate_softcap
+    mlp_up_softcap moe_apply_router_weight_on_input moe_router_logit_softcapping mup_enabled
+    output_logit_soft_cap parallel_attn prefix_lm qk_clip qk_l2_clip_threshold qk_layernorm
+    rotary_dim scale_depth scale_embedding sliding_window_size softmax_scale use_mup
+    use_parallel_residual use_post_norm use_sandwich_norm window_size
+    """.split()
+)
+#: Multipliers that classes elsewhere have; 1 disables them.
+_MULTIPLIERS = frozenset(
+    """
+    attention_in_multiplier attention_out_multiplier attention_value_scale embedding_scale
+    full_attn_alpha_factor full_attn_beta_factor interleave_moe_layer_step key_multiplier
+    linear_attn_alpha_factor linear_attn_beta_factor lm_head_multiplier logits_mup_width_multiplier
+    loop_num_passes mlp_alpha_factor mlp_beta_factor moe_routed_scaling_factor residual_scale
+    rope_ratio route_scale router_scaling_factor scale_emb
+    """.split()
+)
+_NEUTRAL |= dict.fromkeys(_MULTIPLIERS, (1,))
+
 #: Keys of rope_parameters and rope_scaling that are read, or that have no effect.
 _ROPE = frozenset(
     """
@@ -135,6 +165,10 @@ _ROPE = frozenset(
     mrope_section mscale mscale_all_dim original_max_position_embeddings partial_rotary_factor
     rope_theta rope_type short_factor sliding_attention truncate type
     """.split()
+)
+#: Multipliers of rope parameters that other kinds of scaling have; 1 disables them.
+_ROPE_MULTIPLIERS = frozenset(
+    "alpha attn_factor extrapolation_factor long_mscale rope_ratio rope_scale short_mscale".split()
 )
 
 
@@ -229,7 +263,7 @@ def _named(checkpoint: CheckpointClass) -> Iterator[str]:
         yield checkpoint.further_layers
 
 
-_KNOWN = _READ.union(_HARMLESS, _NEUTRAL, *map(_named, _CLASSES))
+_KNOWN = _READ.union(_HARMLESS, _NEUTRAL, _SWITCHES, *map(_named, _CLASSES))
 
 
 def is_known(key: str) -> bool:
@@ -237,21 +271,25 @@ def is_known(key: str) -> bool:
     return key in _KNOWN or _HARMLESS_PATTERN.fullmatch(key) is not None
 
 
-def check(fields: JSONFields, checkpoint: CheckpointClass) -> None:
-    """Raises CheckpointError for unknown keys, and for features that this package would ignore.
+def check(fields: JSONFields, checkpoint: CheckpointClass) -> list[str]:
+    """Raises CheckpointError for features that this package would ignore; returns unknown keys.
 
     The error names the key. Ignores keys that are null.
     """
-    of_class = frozenset(_named(checkpoint))  # the class may be newer than `_KNOWN`
+    of_class, unknown = frozenset(_named(checkpoint)), []  # the class may be newer than `_KNOWN`
     for key, value in fields.values.items():
         if value is None:
             continue
         if key in _NEUTRAL:
             accepted = checkpoint.accepted.get(key, ())
             if accepted is not ... and value not in (*_NEUTRAL[key], *accepted):
-                fields.fail(key, f"is {value!r:.100}, which is not supported")
+                _refuse(fields, key)
+        elif key in _SWITCHES and key not in of_class:
+            if value:
+                _refuse(fields, key)
         elif not is_known(key) and key not in of_class:
-            _refuse_unknown(fields, key)
+            unknown.append(fields.prefix + key)
+    return unknown
 
 
 def check_code(fields: JSONFields, name: str) -> None:
@@ -266,13 +304,16 @@ def check_code(fields: JSONFields, name: str) -> None:
             auto_map.fail(key, f"is {code!r:.100}, the model's own code, expected {name}")
 
 
-def check_rope(fields: JSONFields) -> None:
-    """Raises CheckpointError for unknown keys of rope parameters."""
+def check_rope(fields: JSONFields) -> list[str]:
+    """Raises CheckpointError for rope parameters without support; returns unknown keys."""
+    unknown = []
     for key, value in fields.values.items():
-        if value is not None and key not in _ROPE:
-            _refuse_unknown(fields, key)
+        if key in _ROPE_MULTIPLIERS and value not in (None, 1):
+            _refuse(fields, key)
+        elif value is not None and key not in _ROPE | _ROPE_MULTIPLIERS:
+            unknown.append(fields.prefix + key)
+    return unknown
 
 
-def _refuse_unknown(fields: JSONFields, key: str) -> None:
-    problem = "is not a known key, and may change the model's results"
-    fields.fail(key[:200], f"{problem}; remove it if it does not")
+def _refuse(fields: JSONFields, key: str) -> None:
+    fields.fail(key, f"is {fields.values[key]!r:.100}, which is not supported")

@@ -25,18 +25,18 @@ _STANDS_STILL = 1e30
 _THETA = 10000.0
 
 
-def _rope_section(fields: JSONFields) -> JSONFields | None:
+def _rope_section(fields: JSONFields, unknown: list[str]) -> JSONFields | None:
     """Returns the object `rope_scaling` or `rope_parameters` of config.json; None if absent.
 
-    If both exist, returns `rope_scaling`, as in transformers 5. Raises CheckpointError if they
-    differ.
+    If both exist, returns `rope_scaling`, as in transformers 5. Adds their unknown keys to
+    `unknown`. Raises CheckpointError if they differ.
     """
     keys = "rope_parameters", "rope_scaling"
     found = [inner for key in keys if (inner := fields.object(key)) is not None and inner.values]
     for section in found:
         of_types = (section.object(f"{kind}_attention") for kind in ("full", "sliding"))
         for inner in filter(None, (section, *of_types)):
-            config_keys.check_rope(inner)
+            unknown += config_keys.check_rope(inner)
     if len(found) < 2:
         return found[0] if found else None
     new, early = (_renamed(section.values) for section in found)
@@ -61,13 +61,14 @@ class Rope:
 
     There may be parameters per layer type; windowed layers then have only a theta.
 
-    values: GGUF metadata.
+    values: GGUF metadata. unknown: keys of rope parameters that are ignored.
     """
 
     def __init__(
         self, fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
     ) -> None:
-        rope = _rope_section(fields)
+        self.unknown: list[str] = []
+        rope = _rope_section(fields, self.unknown)
         if rope is None and checkpoint.rope_needed:
             fields.fail("rope_parameters", "is missing, as is rope_scaling")
         self._config, self._kind_of_decoder = fields, architecture

@@ -4,7 +4,7 @@ import pytest
 import jax_q4k as jq
 from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.architectures.base import GROUP_BEST
-from jax_q4k.models.config import Config
+from jax_q4k.models.config import Config, metadata_keys
 from jax_q4k.models.config.rope import Rope
 
 LLAMA = {
@@ -197,11 +197,20 @@ def test_keys_that_change_nothing(key, value):
     assert Config.from_metadata(changed({key: value})) == Config.from_metadata(LLAMA)
 
 
-@pytest.mark.parametrize("key", ["attention.something_new", "swiglu_clamp_exp", "kda.head_dim"])
-def test_unknown_keys_are_refused(key):
-    with pytest.raises(jq.GGUFError, match=f"m.gguf: llama.{key}: is not a known key"):
+@pytest.mark.parametrize("key", ["attention.indexer.top_k", "swiglu_clamp_exp", "kda.head_dim"])
+def test_features_of_other_architectures_are_refused(key):
+    with pytest.raises(jq.GGUFError, match=f"m.gguf: llama.{key}: 1 is not supported"):
         Config.from_metadata(changed({key: 1}), "m.gguf")
+    with pytest.raises(jq.GGUFError, match=f"llama.{key}: .* is not supported"):
+        Config.from_metadata(changed({key: np.array([0, 1])}))
+    assert Config.from_metadata(changed({key: 0})) == Config.from_metadata(LLAMA)
     assert Config.from_metadata({**LLAMA, f"other.{key}": 1, f"general.{key}": 1})
+
+
+def test_unknown_keys():
+    metadata = changed({"foo": 3, "pooling_type": 1, "kda.head_dim": 0}) | {"other.foo": 3}
+    assert Config.from_metadata(metadata) == Config.from_metadata(LLAMA)
+    assert metadata_keys.unknown(metadata, "llama") == ["llama.foo"]
 
 
 def test_the_magnitude_that_converters_write():

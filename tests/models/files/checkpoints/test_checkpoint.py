@@ -468,10 +468,10 @@ CONFIG = [
         "auto_map.AutoModelForCausalLM: is 'them/it--modeling_x.MyLlama', the model's own code",
     ),
     ({"auto_map": "x"}, "auto_map: must be an object, not a string"),
-    ({"qk_clip": 5.0}, "qk_clip: is not a known key, and may change the model's results"),
+    ({"qk_clip": 5.0}, "qk_clip: is 5.0, which is not supported"),
     (
         {"rope_parameters": {"rope_type": "default", "rope_scale": 2}},
-        "rope_parameters.rope_scale: is not a known key",
+        "rope_parameters.rope_scale: is 2, which is not supported",
     ),
     ({"per_layer_config": {"0": {"head_dim": 64}}}, "per_layer_config: is .*, which is not"),
     ({"hidden_act": "gelu"}, "hidden_act: is 'gelu', which is not supported"),

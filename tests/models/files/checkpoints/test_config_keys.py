@@ -173,8 +173,10 @@ def test_keys_that_are_read_are_known(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("qwen3moe", {"new_gate": 1}, "new_gate: is not a known key"),
-        ("qwen3vl", {"new_gate": False}, "text_config.new_gate: is not a known key"),
+        ("qwen3moe", {"qk_clip": 1}, "qk_clip: is 1, which is not supported"),
+        ("qwen3vl", {"qk_layernorm": True}, "text_config.qk_layernorm: is True, which is not"),
+        ("qwen3vl", {"scale_emb": 12}, "text_config.scale_emb: is 12, which is not supported"),
+        ("mistral3", {"rope_scaling": {"rope_ratio": 2}}, "rope_scaling.rope_ratio: is 2, which"),
         ("qwen3vl", {"quantization": {"bits": 4}}, "quantization: is .*bits.*, which is not"),
         ("phi3", {"lm_head_bias": True}, "lm_head_bias: is True, which is not supported"),
         ("cohere2", {"rotary_pct": 0.5}, "rotary_pct: is 0.5"),
@@ -197,8 +199,22 @@ def test_bad_keys_are_refused(name, changes, message):
     refused(changed(name, **changes), message)
 
 
+def test_unknown_keys_are_ignored_with_one_warning(recwarn):
+    config = changed("qwen3vl", {"//": "note", "new_gate": 1}, new_norm=2, qk_clip=0, scale_emb=1)
+    config["text_config"]["rope_parameters"] |= {"new_ramp": 3, "attn_factor": 1.0}
+    for key in ("init_device", "num_logits_to_keep", "unsloth_version", "vocab_file", "z_loss"):
+        config["text_config"][key] = 1
+    assert describe(config).config == describe(CASES["qwen3vl"]).config
+    (only,) = (str(warning.message) for warning in recwarn.list)
+    keys = "new_gate, text_config.new_norm, text_config.rope_parameters.new_ramp"
+    assert only == f"config.json: unknown keys are ignored: {keys}"
+    many = {f"k{i}": i for i in range(25)} | {"x" * 200: 1}
+    with pytest.warns(match=r"ignored: k0, .*, k19 and 6 more$"):
+        describe(changed("qwen3moe", **many))
+
+
 def test_top_level_keys_of_a_nested_config_are_checked():
-    refused(changed("qwen3vl", {"new_gate": 1}), r"config.json: new_gate: is not a known key")
+    refused(changed("qwen3vl", {"qk_clip": 1}), r"config.json: qk_clip: is 1, which is not")
     config = changed("qwen3vl", {"vocab_size": 5, "rope_theta": 7.0, "num_hidden_layers": 9})
     assert describe(config).config == describe(CASES["qwen3vl"]).config  # like transformers
     config = changed("qwen3vl", quantization_config={"quant_method": "hqq"})
