@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import signal
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
-
-import jax_q4k as jq
 
 from .checks import CHECKS
+from .privacy import impersonal
 from .results import Result, failed
 
 #: Seconds after which a check is ended; the simulator needs longer than a GPU.
@@ -66,17 +63,3 @@ def _end(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def impersonal(text: str) -> str:
-    """Replaces what names the machine or its user: folders and the host."""
-    names = {
-        str(Path(jq.__file__).parent): "jax_q4k",
-        sys.prefix: "PYTHON",
-        str(Path.home()): "~",
-        platform.node(): "HOST",
-    }
-    for name, replacement in names.items():
-        if len(name) > 1:
-            text = text.replace(name, replacement)
-    return text

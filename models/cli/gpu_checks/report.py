@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import time
 from collections.abc import Callable, Iterator
 
 import jax_q4k as jq
@@ -11,7 +12,7 @@ from jax_q4k.gpu_checks import plugin
 
 from . import processes
 from .checks import CHECKS
-from .results import Result, not_run, ok
+from .results import Result, failed, not_run, ok
 
 _PACKAGES = (
     "jax",
@@ -20,6 +21,8 @@ _PACKAGES = (
     "cuda-bindings",
     "numpy",
 )
+#: Seconds after which no further check starts; the simulator needs longer than a GPU.
+WHOLE_LIMIT, SIMULATED_WHOLE_LIMIT = 600, 1800
 _WIDTH = max(map(len, CHECKS))
 
 
@@ -28,6 +31,7 @@ def run_checks(simulated: bool, show: Callable[[str], object]) -> bool:
     show(_versions())
     if simulated:
         show("dry run: the kernels run in the simulator, no GPU is used")
+    limit, began = SIMULATED_WHOLE_LIMIT if simulated else WHOLE_LIMIT, time.monotonic()
     found: dict[str, Result] = {}
     for name, check in CHECKS.items():
         if check.without is not None and found["generation"].status != "failed":
@@ -35,6 +39,8 @@ def run_checks(simulated: bool, show: Callable[[str], object]) -> bool:
         lacks = [need for need in check.needs if need in found and found[need].status == "failed"]
         if lacks:
             result = not_run(f"because {lacks[0]} failed")
+        elif time.monotonic() - began > limit:
+            result = failed(f"did not start: the checks before it took {limit} seconds")
         else:
             result = processes.run(name, simulated=simulated)
         if check.without is not None and result.status == "ok":

@@ -32,6 +32,14 @@ def statuses(lines: list[str]) -> dict[str, str]:
     }
 
 
+def test_no_check_starts_after_the_limit_of_all(monkeypatch):
+    monkeypatch.setattr(report, "SIMULATED_WHOLE_LIMIT", 0)
+    lines = shown(monkeypatch, lambda name: ok("right"))
+    assert statuses(lines) == dict.fromkeys(GENERATION, "failed")
+    assert "did not start: the checks before it took 0 seconds" in lines[0]
+    assert lines[-1] == "a check failed"
+
+
 def test_no_variant_runs_without_a_failure(monkeypatch):
     assert statuses(shown(monkeypatch, lambda name: ok("right"))) == {"generation": "ok"}
 
