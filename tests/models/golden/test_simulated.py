@@ -69,6 +69,7 @@ def prefill_and_decode(
         ("qwen3moe", 9),  # rows of a prompt sorted by expert
         ("gemma4-e", 4),  # two head sizes, shared keys, per-layer embeddings
         ("gemma4-moe", 0),  # a dense network in parallel with experts
+        ("deepseek2-noyarn", 0),  # latent attention, a shared expert
     ],
 )
 def test_golden_models(
