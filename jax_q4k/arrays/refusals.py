@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 
@@ -21,11 +21,16 @@ class NotAnArray:
     """The result of `__jax_array__` of a type that arrays multiply by its own `__rmatmul__`.
 
     JAX's operators take it for an unknown operand, and then Python calls that method. JAX's
-    functions refuse it with a message that contains its repr.
+    functions refuse it: those that ask for its shape with the message, others with one that
+    contains its repr.
     """
 
     def __init__(self, message: str) -> None:
         self._message = message
+
+    @property
+    def shape(self) -> NoReturn:
+        raise TypeError(self._message)
 
     def __repr__(self) -> str:
         return self._message

@@ -22,7 +22,6 @@ class TransposedArray:
     """
 
     __slots__ = ("T",)
-    __array_ufunc__ = None
     #: `jq.matmul`. Its module imports this one and sets this attribute.
     matmul: ClassVar[Callable[[Any, Any], jax.Array]]
     T: Any  # the QuantizedArray (n, k)
@@ -52,6 +51,12 @@ class TransposedArray:
 
     def __rmatmul__(self, x: Any) -> jax.Array:
         return type(self).matmul(x, self.T)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> jax.Array:
+        """Multiplies a NumPy array, by `@` or `np.matmul`, and refuses all other functions."""
+        if ufunc is not np.matmul or method != "__call__" or operands[0] is self or options:
+            self.refuse()
+        return self.__rmatmul__(operands[0])
 
     def __jax_array__(self) -> NotAnArray:
         return NotAnArray(self._problem())

@@ -113,8 +113,17 @@ def test_conversions_say_what_to_use(function):
     assert "w.dequantize()" in message and "packed" in message and len(message) < 270
 
 
+def test_numpy_multiplies_by_the_view():
+    x = np.asarray(X)
+    for got in (x @ W.T, np.matmul(x, W.T)):
+        np.testing.assert_array_equal(got, jq.matmul(X, W))
+    for refused in (lambda: np.add(x, W.T), lambda: np.matmul(W.T, x), lambda: x * W.T):
+        with pytest.raises(TypeError, match="use x @ w.T or jq.matmul"):
+            refused()
+
+
 def test_einsum_of_the_view_says_what_to_use():
-    with pytest.raises((TypeError, ValueError), match=r"use x @ w.T or jq.matmul\(x, w\)"):
+    with pytest.raises(TypeError, match=r"packed.*: use x @ w.T or jq.matmul\(x, w\)"):
         jnp.einsum("mk,kn->mn", X, W.T)
 
 
