@@ -149,6 +149,8 @@ _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "bert": {"bos": 101, "sep": 102, "unknown": 100},
     "t5": {"eos": 1, "unknown": 2},
 }
+#: Token that llama.cpp adds at either end if the id in a byte-level file is beyond the vocabulary.
+_BYTE_LEVEL_ID = 11
 
 
 class _Reader:
@@ -172,19 +174,22 @@ class _Reader:
         tokens, ids = self.tokens()
         count = len(tokens)
 
-        defaults = _DEFAULT_IDS.get(model, {})
-        if words and fields.integer("bos_token_id", None) is None:
-            bos = self.token_id("cls_token_id", count, defaults["bos"])
-        else:
-            bos = self.token_id("bos_token_id", count, defaults.get("bos"))
-        eos = self.token_id("eos_token_id", count, defaults.get("eos"))
-        sep = self.token_id("seperator_token_id", count, defaults.get("sep")) if words else None
         add_bos = fields.boolean(
             "add_bos_token", PRE_TOKENIZERS[pre].add_bos if pre else not unigram
         )
         if pre == "gemma4" or words:  # early files say false, but the models need it
             add_bos = True
         add_eos = not words and fields.boolean("add_eos_token", unigram)
+        defaults = dict(_DEFAULT_IDS.get(model, {}))
+        for wanted, name in ((add_bos, "bos"), (add_eos, "eos")):
+            if model == "gpt2" and wanted and fields.integer(f"{name}_token_id", None) is not None:
+                defaults[name] = _BYTE_LEVEL_ID
+        if words and fields.integer("bos_token_id", None) is None:
+            bos = self.token_id("cls_token_id", count, defaults["bos"])
+        else:
+            bos = self.token_id("bos_token_id", count, defaults.get("bos"))
+        eos = self.token_id("eos_token_id", count, defaults.get("eos"))
+        sep = self.token_id("seperator_token_id", count, defaults.get("sep")) if words else None
         for wanted, name, token in ((add_bos, "bos", bos), (add_eos, "eos", eos)):
             if wanted and token is None:
                 problem = f"is missing, but add_{name}_token asks for one in every text"

@@ -12,7 +12,7 @@ from jax_q4k.gguf import REQUIRED
 
 from ...architectures.base import QUERY_FACTOR, Architecture, CheckpointClass
 from ...config import Config
-from ...config.rope import exact_frequencies, frequencies, pair_of
+from ...config.rope import CAPACITY_UNIT, exact_frequencies, frequencies, pair_of
 from ...config.rope_fields import MIN_DIVISOR
 from ...support.json_fields import JSONFields
 from ...support.warn import warn
@@ -307,10 +307,17 @@ class Rope:
     def _longrope(self) -> dict[str, Any]:
         """Returns LongRoPE metadata (https://arxiv.org/abs/2402.13753).
 
-        The magnitude is sqrt(1 + ln scale / ln original).
+        The magnitude is sqrt(1 + ln scale / ln original). Warns if rounding a context changes the
+        factors that it uses.
         """
         original = self._original()
         context = self._config.integer("max_position_embeddings", least=1, most=1 << 28)
+        if (whole := original // CAPACITY_UNIT * CAPACITY_UNIT) < original < context:
+            warn(
+                f"{self._fields.prefix}long_factor is used for contexts above {whole} tokens, "
+                f"which are rounded up to multiples of {CAPACITY_UNIT} as in llama.cpp; "
+                f"transformers uses short_factor up to {_ORIGINAL}={original}"
+            )
         factor = self._fields.number("factor", context / original)
         grown = factor > 1 and original > 1
         magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if grown else 1.0

@@ -701,6 +701,17 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize("end", ["bos", "eos"])
+def test_bad_ids_of_tokens_that_are_added(end: str) -> None:
+    """llama.cpp then uses token 11 of byte-level vocabularies."""
+    key = f"{end}_token_id"
+    metadata = bpe_metadata([], **{key: 2**32 - 1, f"add_{end}_token": True})
+    with pytest.warns(match=f"{key} is 4294967295, but the vocabulary has .*: token 11 is used"):
+        assert getattr(build(metadata), key) == 11
+    with pytest.warns(match=f"{key} is 4294967295, .*: no token is used"):
+        assert getattr(build(metadata | {f"tokenizer.ggml.add_{end}_token": False}), key) is None
+
+
 @pytest.mark.parametrize(
     ("metadata", "key", "problem"), BAD, ids=lambda value: value if isinstance(value, str) else ""
 )

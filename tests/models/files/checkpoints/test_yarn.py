@@ -96,6 +96,18 @@ def test_frequencies(case):
         assert np.abs(by_keys / want - 1).max() > 1e-3
 
 
+@pytest.mark.parametrize(("original", "warns"), [(40, True), (300, True), (256, False)])
+def test_longrope_below_a_whole_context(original, warns, recwarn):
+    factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+    config = llama(rope_type="longrope", **factors, original_max_position_embeddings=original)
+    config |= {"max_position_embeddings": 1024}
+    config_json.describe(json_fields.JSONFields(config, "config.json"))
+    assert len(recwarn.list) == warns
+    whole = original // 256 * 256
+    for warning in recwarn.list:
+        assert f"long_factor is used for contexts above {whole} tokens" in str(warning.message)
+
+
 @needs_native
 def test_logits_of_a_folder_and_of_its_file(tmp_path):
     """The divisors are applied, and a saved file has them."""
