@@ -205,7 +205,6 @@ def shared_matrices(down: str = "Q8_0") -> list[jq.QuantizedArray]:
 
 
 @pytest.mark.slow("compiles a program for each case", quick=["tokens=3-q8_1-*-gate=True"])
-@pytest.mark.grid
 @pytest.mark.parametrize("gate", [True, False])
 @pytest.mark.parametrize("down", ["Q8_0", "Q5_0"])
 @pytest.mark.parametrize("tokens, activations", [(3, "q8_1"), (2, "f32"), (11, "q8_1")])
