@@ -39,6 +39,7 @@ from ..sharding.plan import Rules, plan_sharding
 from ..support.warn import warn, warn_of_keys
 from ..tokenizer import Tokenizer
 from . import fused, legacy_layouts, rope_divisors
+from .llama_cpp import warn_of_differences
 
 _FLOAT_FILES = (LlamaFileType.ALL_F32, LlamaFileType.MOSTLY_F16, LlamaFileType.MOSTLY_BF16)
 
@@ -232,6 +233,7 @@ def save_gguf(
     }
     pieces = fused.joined(model.config, pieces, os.fsdecode(path))
     metadata, pieces = rope_divisors.in_metadata(model.config, metadata, pieces)
+    warn_of_differences(os.fsdecode(path), model.config, metadata, pieces)
     return gguf.write(
         path,
         completed(metadata, file_type_of(metadata, pieces.values())),

@@ -41,7 +41,7 @@ from jax_q4k.models.config.layer_patterns import windowed_by_default
 from jax_q4k.models.config.pooling import POOLINGS, pooling_of
 from jax_q4k.models.engine import arguments
 from jax_q4k.models.engine.session import PIECE
-from jax_q4k.models.files import hub
+from jax_q4k.models.files import hub, llama_cpp
 from jax_q4k.models.files.quantizing import recipes
 from jax_q4k.models.runner import model as runner_model
 from jax_q4k.models.runner.prompt_programs import CPU_CHUNK, GPU_CHUNK
@@ -428,7 +428,7 @@ def windows_of_checkpoints_alone():
         if any(checkpoint.window for checkpoint in kind.checkpoints)
         and not any(windowed_by_default(kind, 6))
     }
-    assert set(re.findall(r"`(\w+)`", row[2])) == alone
+    assert set(re.findall(r"`(\w+)`", row[2])) == alone == llama_cpp.WITHOUT_WINDOWS
 
 
 @says(MODELS, "the next multiple of 16 that is at least 32", "any even size up to 512")

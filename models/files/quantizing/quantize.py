@@ -22,6 +22,7 @@ from ...runner.model import Model
 from ...support.warn import warn
 from .. import fused, rope_divisors
 from ..gguf import completed, describe, file_type_of
+from ..llama_cpp import warn_of_differences
 from ..rows import Parts, in_rows
 from ..sources import TensorSource, open_source
 from . import recipes
@@ -201,7 +202,9 @@ def _described(
         for name, kind in kinds.items()
     }
     tensors = fused.joined(config, tensors, file)
-    return rope_divisors.in_metadata(config, opened.metadata, tensors)
+    metadata, tensors = rope_divisors.in_metadata(config, opened.metadata, tensors)
+    warn_of_differences(file, config, metadata, tensors)
+    return metadata, tensors
 
 
 def _rows_of_piece(shape: tuple[int, ...], importance: Any) -> int:

@@ -1,0 +1,73 @@
+"""Warnings of what llama.cpp makes of a file, by what llama.cpp 0.3.36's library answered."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jax_q4k.models.config import Config
+from jax_q4k.models.files.llama_cpp import differences, warn_of_differences
+
+SIZES = dict(
+    hidden_size=64, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32
+)
+
+
+def config(architecture="qwen3", **fields):
+    common = dict(vocab_size=96, context_length=64, norm_eps=1e-5)
+    return Config(architecture=architecture, **SIZES, **common, **fields)
+
+
+OUTPUT_BIAS = "blk.0.attn_output.bias"
+
+
+@pytest.mark.parametrize(
+    ("config", "metadata", "names", "expected"),
+    [
+        (config(), {}, ["blk.0.attn_q.bias", "token_embd.weight"], []),
+        (config(), {}, [OUTPUT_BIAS], ["refuses it: it has no attn_output.bias in qwen3"]),
+        (config("llama"), {}, [OUTPUT_BIAS, "rope_freqs.weight"], []),
+        (
+            config(),
+            {},
+            ["rope_freqs.weight"],
+            ["refuses it: it has no rope_freqs.weight in qwen3"],
+        ),
+        (
+            config(window=16, windowed_layers=(True, False)),
+            {},
+            [],
+            ["has no sliding windows in qwen3: answers differ for texts over 16 tokens"],
+        ),
+        (
+            config("llama"),
+            {"llama.rope.rotated_layers": np.array([True, False])},
+            [],
+            ["rotates other layers: answers differ"],
+        ),
+        (
+            config(),
+            {"jax_q4k.rope_freqs": [1.0] * 16},
+            [],
+            ["has other frequencies of the rope, since GGUF's keys cannot say these"],
+        ),
+        (
+            config("lfm2"),
+            {},
+            ["blk.0.shortconv.in_proj.bias"],
+            ["refuses it: it has no shortconv.in_proj.bias in lfm2"],
+        ),
+    ],
+)
+def test_differences(config, metadata, names, expected):
+    assert differences(config, metadata, names) == expected
+
+
+def test_one_warning_names_all():
+    windowed = dataclasses.replace(config(), window=16, windowed_layers=(True, True))
+    with pytest.warns(UserWarning) as warned:
+        warn_of_differences("x.gguf", windowed, {}, [OUTPUT_BIAS])
+    (one,) = warned
+    text = str(one.message)
+    assert text.startswith("x.gguf: llama.cpp refuses it: it has no attn_output.bias in qwen3; it")
+    assert text.endswith("for texts over 16 tokens (see docs/models.md)")
