@@ -318,8 +318,8 @@ def tensor_busy(warps: int) -> float:
 #: Words after a model's name that leave it the same model. Any other means another chip or a part
 #: of one, such as Ti, Laptop, MIG, 24Q of a virtual GPU, or D: fewer multiprocessors.
 _SAME = {
-    *("80GB", "141GB", "480GB", "HBM3", "HBM3e", "NVL", "PCIE", "PCIe", "SXM4", "SXM5"),
-    *("Edition", "Generation"),
+    *("80GB", "141GB", "480GB", "HBM3", "HBM3e", "NVL", "PCIE", "PCIe", "SXM", "SXM4", "SXM5"),
+    *("Edition", "Generation", "(simulated)"),
 }
 
 
