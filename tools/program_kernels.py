@@ -19,9 +19,10 @@ import jax.numpy as jnp
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.config import Config
-from ptx_kernels.devices import REFERENCE
+from ptx_kernels.devices import REFERENCE, Device
 from ptx_kernels.machine_code.work import packed_weights
 from ptx_kernels.ptx import Kernel
+from ptx_kernels.ptx.oldest import COMMON
 
 from . import aot
 from .random_model import (
@@ -146,6 +147,15 @@ def program_kernels(asked: Asked) -> ProgramKernels:
     return ProgramKernels(asked, tuple(sequence), program.hlo)
 
 
+def chosen_kernels(asked: Asked, device: Device) -> list[Kernel]:
+    """Returns the distinct kernels that a program launches on a device, without compiling it."""
+    cut, _ = _cut(SHAPES[asked.shape])
+    dtype = jnp.float16 if device.sm < COMMON else CACHE_DTYPE
+    function, arguments = _program(random_model(cut, abstract=True), asked, dtype)
+    calls = jq.explain(function, *arguments, platform="cuda", device=f"NVIDIA {device.name}").calls
+    return list(dict.fromkeys(kernel for call in calls for kernel in call.kernels))
+
+
 def label(kernel: Kernel) -> str:
     """Returns a label such as `gemm_q4_k_m32 14336x4096`; only the name if it is not a product."""
     packed = packed_weights(kernel)
@@ -156,7 +166,9 @@ def label(kernel: Kernel) -> str:
     return f"{kernel.name} {rows}x{columns}"
 
 
-def _program(model: models.Model, asked: Asked) -> tuple[Any, tuple[Any, ...]]:
+def _program(
+    model: models.Model, asked: Asked, cache_dtype: Any = CACHE_DTYPE
+) -> tuple[Any, tuple[Any, ...]]:
     """Returns the jitted function and its arguments' shapes."""
     if not asked.before:
         programs = models.abstract_programs(
@@ -164,7 +176,7 @@ def _program(model: models.Model, asked: Asked) -> tuple[Any, tuple[Any, ...]]:
             batch=asked.batch,
             prompt_length=asked.prompt or 8,  # for a decode step, it belongs to the other program
             capacity=-(-max(asked.prompt, asked.context) // _PAGE) * _PAGE,
-            cache_dtype=CACHE_DTYPE,
+            cache_dtype=cache_dtype,
         )
         return programs["prefill" if asked.prompt else "decode"]
 
@@ -172,7 +184,7 @@ def _program(model: models.Model, asked: Asked) -> tuple[Any, tuple[Any, ...]]:
         return model.decoder(weights).extend(tokens, lengths, cache, every=False)
 
     def cache() -> models.PagedCache:
-        options = {"dtype": CACHE_DTYPE, "ahead": asked.prompt}
+        options = {"dtype": cache_dtype, "ahead": asked.prompt}
         capacity = asked.before + asked.prompt
         return models.PagedCache.create(model.config, asked.batch, capacity, **options)
 

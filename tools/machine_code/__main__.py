@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ptx_kernels.devices import DEVICES
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.machine_code.ptxas import AssemblyError, assemble, tool_version
 from ptx_kernels.ptx import Kernel, KernelError
@@ -37,6 +38,7 @@ from .machine import Shape
 
 TARGETS = ("sm_75", "sm_80", "sm_90", "sm_120")
 
+_OF_PROGRAMS = ("device", "batches", "prompts", "clusters", "gigabytes")
 _AHEAD = 2  # launches whose kernels are assembled while another is executed
 _PROBE = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry probe() { ret; }\n"
 
@@ -66,21 +68,28 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--subjects", nargs="+", default=["*"], help="patterns of labels")
     parser.add_argument("--seed", type=int, help="of a random order of warps")
     parser.add_argument("--at-once", action="store_true", help="copies arrive when they start")
-    parser.add_argument("--programs", action="store_true")
-    parser.add_argument("--batches", nargs="*", type=int, default=[1])
-    parser.add_argument("--prompts", nargs="*", type=int, default=[])
-    parser.add_argument("--clusters", type=int)
-    parser.add_argument("--gigabytes", type=float, default=1.0)
+    programs = parser.add_argument_group("programs", "Llama 3.1 8B at full size")
+    programs.add_argument("--programs", action="store_true", help="execute its kernels instead")
+    programs.add_argument("--device", choices=DEVICES, default="H200", help="that they are for")
+    programs.add_argument("--batches", nargs="*", type=int, default=[1], help="of decode steps")
+    programs.add_argument("--prompts", nargs="*", type=int, default=[], help="their lengths")
+    programs.add_argument("--clusters", type=int, help="execute so many, drawn at random")
+    programs.add_argument(
+        "--gigabytes", type=float, default=1.0, help="most of a kernel's operands"
+    )
     options = parser.parse_args(argv)
+    changed = any(getattr(options, name) != parser.get_default(name) for name in _OF_PROGRAMS)
+    if changed and not options.programs:
+        parser.error(f"--{', --'.join(_OF_PROGRAMS)} need --programs")
     known = [target for target in options.targets if _known(target)]
     unknown = sorted({*options.targets} - {*known})
     print(f"ptxas {tool_version('ptxas')}", *(f"does not know {t}" for t in unknown), sep="; ")
     failures = count = 0
     start = time.perf_counter()
     # Kernels for COMMON run on newer architectures; older ones have builds of their own.
-    builds = sorted({min(_number(target), COMMON) for target in known})
+    builds = [COMMON] if options.programs else sorted({min(_number(t), COMMON) for t in known})
     for build in builds:
-        targets = [target for target in known if min(_number(target), COMMON) == build]
+        targets = [t for t in known if options.programs or min(_number(t), COMMON) == build]
         launches = (_of_programs if options.programs else _of_subjects)(options, build)
         for launch, assembling in _assembled(launches, targets):
             found = _differences(launch, assembling, options)
@@ -166,13 +175,13 @@ def _of_subjects(options: argparse.Namespace, build: int) -> Iterator[_Launch]:
 
 
 def _of_programs(options: argparse.Namespace, build: int) -> Iterator[_Launch]:
-    from ..program_kernels import Asked, label, program_kernels
+    from ..program_kernels import Asked, chosen_kernels, label
 
     asked = [Asked("llama-3.1-8b", batch=batch) for batch in options.batches]
     asked += [Asked("llama-3.1-8b", prompt=prompt) for prompt in options.prompts]
     for program in asked:
-        for kernel in program_kernels(program).kernels:
-            name = f"{program}, {label(kernel)}"
+        for kernel in chosen_kernels(program, DEVICES[options.device]):
+            name = f"{options.device}, {program}, {label(kernel)}"
             size = sum(buffer.nbytes for buffer in kernel.buffers)
             if size > options.gigabytes * 1e9:
                 print(f"{name}: left out, {size / 1e9:.1f} GB")

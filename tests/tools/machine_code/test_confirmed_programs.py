@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ptx_kernels.devices import DEVICES
 from ptx_kernels.kernels.operands import random_operands
 from tools import aot
 from tools.machine_code import load
 from tools.machine_code.__main__ import main
 from tools.machine_code.confirm import disagreement
 from tools.machine_code.machine import Shape
-from tools.program_kernels import Asked, program_kernels
+from tools.program_kernels import Asked, chosen_kernels, program_kernels
 
 needs_compiler = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 MOST_BYTES = 300 << 20  # of operands: the head is left out
@@ -38,6 +39,19 @@ def test_some_clusters_of_large_programs(asked):
             total = len(Shape.of(kernel).clusters())
             clusters = sorted(rng.choice(total, min(total, CLUSTERS), replace=False).tolist())
             found = disagreement(load(kernel), random_operands(kernel, 0), clusters=clusters)
+            assert not found, kernel.name
+
+
+@pytest.mark.slow("executes and simulates blocks of whole matrices")
+@pytest.mark.parametrize(("device", "target"), [("T4", 75), ("A100", 80), ("RTX 5090", 120)])
+def test_kernels_for_other_devices(device, target):
+    """The last thread block of each kernel of a decode step and of a prompt, as machine code."""
+    kernels = chosen_kernels(Asked("llama-3.1-8b"), DEVICES[device])
+    kernels += chosen_kernels(Asked("llama-3.1-8b", prompt=64), DEVICES[device])
+    for kernel in dict.fromkeys(kernels):
+        if _size(kernel) < MOST_BYTES:
+            program, last = load(kernel, f"sm_{target}"), len(Shape.of(kernel).clusters()) - 1
+            found = disagreement(program, random_operands(kernel, 0), clusters=[last])
             assert not found, kernel.name
 
 
