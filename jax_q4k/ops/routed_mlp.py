@@ -44,8 +44,8 @@ def routed_mlp(
 ) -> jax.Array:
     """`expert_mlp` of x, with the experts and weights that `route` selects from the logits.
 
-    A `shared` expert, which every token uses, adds sigmoid(shared_logits) times the `mlp` of
-    [rms_norm](x).
+    A `shared` expert, which every token uses, adds sigmoid(shared_logits) times its `mlp` of the
+    same normalized x.
 
     On CUDA, for few tokens, the mat-vec of gate and up selects the experts, which saves a launch.
     For up to eight tokens the shared expert is one more expert of these launches, if its matrices
