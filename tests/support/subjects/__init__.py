@@ -129,12 +129,22 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         "Q6_K",
         columns=1280,
     ),
+    "mixture-shared": functools.partial(
+        mixture_subject, PRESETS["quarter_warp_dp4a"], columns=1280, shared=True
+    ),
     "expert-gemm": functools.partial(expert_gemm_subject, GemmConfig(1, 2, 1, 16, 3)),
     "routed-gated": functools.partial(
         routed_gated_subject,
         replace(PRESETS["inline_q8"], rows_per_warp=4, resident_blocks=2),
         "softmax",
         "q8_1",
+    ),
+    "routed-gated-shared": functools.partial(
+        routed_gated_subject,
+        replace(PRESETS["inline_q8"], rows_per_warp=4, resident_blocks=2),
+        "sigmoid",
+        shared=True,
+        gated_by=True,
     ),
     "router": functools.partial(router_subject, 3, 1284, rows=(4, 1), biases=True),
     "route-softmax": functools.partial(route_subject, "softmax"),
