@@ -39,7 +39,7 @@ def _parse_count(text: str) -> int:
 def _parser_of(annotation: Any) -> Callable[[str], Any]:
     """Returns a function that parses an option's text to an annotated type.
 
-    `T | None` takes a T.
+    `T | None` takes a T, and a dataclass `field=value,field=value`.
     """
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
@@ -48,6 +48,18 @@ def _parser_of(annotation: Any) -> Callable[[str], Any]:
     if typing.get_origin(annotation) is tuple:
         item = typing.get_args(annotation)[0]
         return lambda text: tuple(map(item, text.split(",")))
+    if dataclasses.is_dataclass(annotation):
+        hints = typing.get_type_hints(annotation)
+
+        def fields(text: str) -> Any:
+            given = (item.partition("=") for item in text.split(","))
+            try:
+                return annotation(**{name: _parser_of(hints[name])(end) for name, _, end in given})
+            except (KeyError, TypeError) as error:
+                known = ", ".join(hints)
+                raise argparse.ArgumentTypeError(f"{text!r}: fields are {known}") from error
+
+        return fields
     return _parse_bool if annotation is bool else annotation
 
 

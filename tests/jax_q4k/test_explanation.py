@@ -233,7 +233,7 @@ def test_times_are_predicted_if_asked_for():
     us = quantize.seconds * 1e6
     assert (
         "threads, 64 KB of shared memory per multiprocessor;"
-        f" predicted {us:.1f} us ({0.4 * us:.1f} to {1.9 * us:.1f}), {quantize.bound} bound (H200)"
+        f" predicted {us:.1f} us ({0.6 * us:.1f} to {1.9 * us:.1f}), {quantize.bound} bound (H200)"
     ) in " ".join(str(found).split())
     assert quantize.shared_split == product.shared_split == 64 << 10
     with pytest.raises(ValueError, match="device='NVIDIA L40' must be one of H200"):

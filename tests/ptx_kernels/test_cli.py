@@ -30,6 +30,8 @@ def options(case) -> list[str]:
         else:
             value = getattr(case.arguments[owner], name) if owner in case.arguments else default
         if value is not None:
+            if dataclasses.is_dataclass(value):
+                value = tuple(f"{k}={v}" for k, v in dataclasses.asdict(value).items())
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             found += [f"--{name.replace('_', '-')}", text]
     return found

@@ -197,6 +197,9 @@ _FUSED = (
 _EXPERTS: dict[str, Any] = dict(experts=128, top=8)
 _SHARED: dict[str, Any] = dict(experts=256, top=8, shared=True)
 _OF_32: dict[str, Any] = dict(experts=32, top=4)
+_QWEN: dict[str, Any] = dict(
+    columns=2048, norm=True, eps=1e-6, output="q8_1", formats=("Q4_K", "Q4_K")
+)
 _EIGHT: dict[str, Any] = dict(rows_per_warp=4, unroll=1, resident_blocks=2)  # warps of 4 rows
 _MIXTURES = (
     _fused("experts-Q4_K", matvec, "inline_q8", columns=2048, format="Q4_K", n=768, **_EXPERTS),
@@ -205,11 +208,7 @@ _MIXTURES = (
         gated_matvec,
         "inline_q8",
         _EIGHT,
-        columns=2048,
-        norm=True,
-        eps=1e-6,
-        output="q8_1",
-        formats=("Q4_K", "Q4_K"),
+        **_QWEN,
         n=768,
         **_EXPERTS,
     ),
@@ -258,11 +257,7 @@ _MIXTURES = (
         gated_matvec,
         "inline_q8",
         _EIGHT,
-        columns=2048,
-        norm=True,
-        eps=1e-6,
-        output="q8_1",
-        formats=("Q4_K", "Q4_K"),
+        **_QWEN,
         n=512,
         routing=Routing(top=8),
         shared_gate=True,

@@ -206,20 +206,27 @@ def yarn_of(**changes):
 
 
 def test_yarn_of_latent_attention():
-    """Follows transformers: scores scale with mscale_all_dim, magnitudes with the ratio of both."""
+    """Follows transformers: scores scale with mscale_all_dim, magnitudes with the ratio of both.
+
+    Rotated queries have the square of the magnitude, and the rope in the file has none.
+    """
     growth = 0.1 * np.log(8)
     base = 96**-0.5
     assert yarn_of().attention_scale == pytest.approx(base * (1 + 0.707 * growth) ** 2)
-    assert yarn_of().rope_magnitude == 1.0
-    other = yarn_of(mscale=1.0)
-    assert other.rope_magnitude == pytest.approx((1 + growth) / (1 + 0.707 * growth))
-    assert other.attention_scale == yarn_of().attention_scale
-    alone = yarn_of(mscale=None)
-    assert alone.rope_magnitude == pytest.approx(1 + growth)
-    assert alone.attention_scale == yarn_of().attention_scale
+    assert (yarn_of().rope_magnitude, yarn_of().checkpoint_query_factor) == (1.0, 1.0)
+    for changes, magnitude in (
+        ({"mscale": 1.0}, (1 + growth) / (1 + 0.707 * growth)),
+        ({"mscale": None}, 1 + growth),
+    ):
+        other = yarn_of(**changes)
+        assert other.checkpoint_query_factor == pytest.approx(magnitude**2)
+        assert other.attention_scale == yarn_of().attention_scale
+        assert other.rope_magnitude == 1.0
     neither = yarn_of(mscale=None, mscale_all_dim=None)
     assert neither.attention_scale == pytest.approx(base)
-    assert neither.rope_magnitude == 1.0  # with YaRN's default growth
+    # llama.cpp multiplies scores by (1 + growth)^2 if the file has no multiplier: the key undoes it
+    assert neither.rope_magnitude == pytest.approx(1 / (1 + growth))
+    assert neither.checkpoint_query_factor == pytest.approx((1 + growth) ** 2)
 
 
 def test_dense_layers_of_glm():
