@@ -49,12 +49,13 @@ def _parser_of(annotation: Any) -> Callable[[str], Any]:
         item = typing.get_args(annotation)[0]
         return lambda text: tuple(map(item, text.split(",")))
     if dataclasses.is_dataclass(annotation):
+        made: Any = annotation  # narrowed, it could be an instance
         hints = typing.get_type_hints(annotation)
 
         def fields(text: str) -> Any:
             given = (item.partition("=") for item in text.split(","))
             try:
-                return annotation(**{name: _parser_of(hints[name])(end) for name, _, end in given})
+                return made(**{name: _parser_of(hints[name])(end) for name, _, end in given})
             except (KeyError, TypeError) as error:
                 known = ", ".join(hints)
                 raise argparse.ArgumentTypeError(f"{text!r}: fields are {known}") from error
