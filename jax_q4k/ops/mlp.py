@@ -149,9 +149,9 @@ def ptx(
     if decoded.products in (of_pair, last):
         output = "rows" if of_pair is last else "f32"
     elif activations != "f32" and last is not None:
-        output = gemm.quantized_to([down], m, activations)
         from ptx_kernels.tuning import current_device
 
+        output = gemm.quantized_to([down], m, activations)
         whole = not inner % {"q8_1": GROUP, "f16": SUPER_BLOCK}[output]
         # thread blocks that share a scale of f16 rows are a cluster
         output = output if whole and (output == "q8_1" or current_device().clusters) else "f32"

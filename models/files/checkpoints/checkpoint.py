@@ -235,10 +235,11 @@ class CheckpointSource:
 
     def _with_query_factor(self, name: str, values: np.ndarray) -> np.ndarray:
         """Multiplies a tensor by its `query_factor`; raises CheckpointError for an overflow."""
-        if (factor := query_factor(self._expected[name].entry, self.config)) is None:
+        entry = self._expected[name].entry
+        if query_factor(entry, self.config) is None:
             return values
         with np.errstate(over="ignore"):
-            values = values * factor
+            values = with_query_factor(values, entry, self.config)
         if not np.isfinite(values).all():
             self._weights.fail(
                 self._locations[name].names[0], "is so large that scaled queries are infinite"
@@ -602,6 +603,12 @@ def query_factor(entry: Tensor, config: Config) -> np.ndarray | None:
     of_head = np.ones(config.head_dim, np.float32)
     of_head[-config.rope_dim :] = config.checkpoint_query_factor
     return np.tile(of_head, config.num_heads)[:, None]
+
+
+def with_query_factor(rows: np.ndarray, entry: Tensor, config: Config) -> np.ndarray:
+    """Returns rows of the checkpoint's tensor, or of its adapter's second matrix, as GGUF's."""
+    factor = query_factor(entry, config)
+    return rows if factor is None else rows * factor
 
 
 def interleaved(rows: np.ndarray, heads: int, last: int | None = None) -> np.ndarray:

@@ -29,7 +29,7 @@ from ...runner.adapters import MAX_REACH, MAX_SCALE, Adapter, Pair, check_scale
 from ...runner.model import Model
 from ...support.json_fields import JSONFields
 from ..checkpoints import tensor_locations
-from ..checkpoints.checkpoint import in_rope_order, name_in_decoder, query_factor
+from ..checkpoints.checkpoint import in_rope_order, name_in_decoder, with_query_factor
 from ..checkpoints.config_json import MAX_CONFIG
 from ..checkpoints.safetensors import TYPES, Weights
 from . import settings as lora_settings
@@ -185,8 +185,7 @@ def _from_modules(
                 problem = f"has rank {a.shape[0]}; r and rank_pattern in {_CONFIG} are {ranks}"
                 fail(f"tensor {names[0]!r}", problem)
             of_part = in_rope_order(b[rows], expected[part].entry, config, checkpoint)
-            factor = query_factor(expected[part].entry, config)
-            of_part = of_part if factor is None else of_part * factor
+            of_part = with_query_factor(of_part, expected[part].entry, config)
             pair = Pair(a, of_part, settings.scale(name, a.shape[0]), names)
             _add(pairs, part, pair, fail)
     return pairs
@@ -257,8 +256,7 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
             scale = alpha / a.shape[0] if alpha else 1.0
             ends = np.cumsum(counts)
             for part, start, end in zip(parts, ends - counts, ends, strict=True):
-                factor, of_part = query_factor(expected[part].entry, config), b[start:end]
-                of_part = of_part if factor is None else of_part * factor
+                of_part = with_query_factor(b[start:end], expected[part].entry, config)
                 _add(pairs, part, Pair(a, of_part, scale, both), fail)
     return pairs
 

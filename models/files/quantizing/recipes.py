@@ -263,9 +263,10 @@ def full_name(name: str) -> str:
 
 def get(name: str) -> Recipe:
     """Returns the recipe of that name; raises ValueError that lists the known ones."""
-    if not isinstance(name, str) or ALIASES.get(name, name) not in RECIPES:
+    full = ALIASES.get(name, name) if isinstance(name, str) else None
+    if full not in RECIPES:
         raise ValueError(f"type={name!r} must be one of {', '.join(RECIPES)}")
-    return RECIPES[ALIASES.get(name, name)]
+    return RECIPES[full]
 
 
 def check_name(name: str) -> None:
