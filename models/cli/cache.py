@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
+import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +79,10 @@ def programs(notes: Console, *, wanted: bool = True) -> Iterator[ProgramCache | 
     elif _setting("jax_compilation_cache_dir") is None and _setting("jax_enable_compilation_cache"):
         try:
             usable = _usable()
-            settings = {"jax_compilation_cache_dir": str(usable), **_SETTINGS}
+            if _has_names():
+                settings = {"jax_compilation_cache_dir": str(usable), **_SETTINGS}
+            else:
+                settings = {"jax_enable_compilation_cache": False}
             program_cache = ProgramCache(usable, MAX_BYTES)
         except _UnusableError as error:
             reason = escape(printable(str(error)))
@@ -91,6 +96,19 @@ def programs(notes: Console, *, wanted: bool = True) -> Iterator[ProgramCache | 
         yield program_cache
     finally:
         _update(before)
+
+
+def _has_names() -> bool:
+    """Returns whether this user and group have names, which those of a container may lack.
+
+    JAX's cache evicts through etils' paths, whose `stat` raises KeyError for an owner without one.
+    """
+    try:
+        pwd.getpwuid(os.geteuid())
+        grp.getgrgid(os.getegid())
+    except KeyError:
+        return False
+    return True
 
 
 def _setting(name: str) -> object:

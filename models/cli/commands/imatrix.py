@@ -103,6 +103,7 @@ def _imatrix(options: argparse.Namespace, notes: Console) -> int | None:
     except ValueError as error:
         raise UsageError(error) from error
     if done == total:
+        print(options.output)
         return None
     more = f"--in-file {options.output} --from-chunk {options.from_chunk + done}"
     notes.print(f"Saved {done} of {total} chunks; {escape(more)} continues.", soft_wrap=True)

@@ -53,7 +53,7 @@ def _merge(options: argparse.Namespace, notes: Console) -> None:
     try:
         importance = models.read_imatrix(options.imatrix) if options.imatrix else None
         with warnings_in_a_line(notes), bytes_progress("Merging", notes) as report:
-            models.merge(
+            written = models.merge(
                 source,
                 options.target,
                 options.lora,
@@ -64,3 +64,5 @@ def _merge(options: argparse.Namespace, notes: Console) -> None:
             )
     except ValueError as error:
         raise UsageError(error) from error
+    for path in written:
+        print(path)

@@ -115,6 +115,20 @@ def test_its_size_is_bounded(home, monkeypatch):
     assert 0 < sum(left) <= limit
 
 
+@pytest.mark.parametrize("lookup", ["pwd.getpwuid", "grp.getgrgid"])
+def test_an_owner_without_a_name(home, monkeypatch, recwarn, lookup):
+    """JAX's cache, which would warn at each program, is off; the cache of whole programs is used."""
+
+    def unknown(number):
+        raise KeyError(f"not found: {number}")
+
+    monkeypatch.setattr(lookup, unknown)
+    with cache.programs(Console(file=io.StringIO())) as found:
+        compile_some(1)
+        assert found is not None
+    assert not recwarn.list and entries(home) == []
+
+
 def test_settings_are_as_before_afterwards(home):
     names = ("jax_compilation_cache_dir", "jax_enable_compilation_cache", *cache._SETTINGS)
     before = [getattr(jax.config, name) for name in names]

@@ -350,7 +350,7 @@ def test_command_goes_on_after_ctrl_c(
     text, whole, part = tmp_path / "t.txt", tmp_path / "whole.gguf", tmp_path / "part.gguf"
     text.write_text(TEXT)
     given = ("imatrix", FILE, text, "--context", LENGTH, "--activations", "f32")
-    assert run(*given, "-o", whole, "--chunks", 3) == (0, "", "")
+    assert run(*given, "-o", whole, "--chunks", 3) == (0, f"{whole}\n", "")
     assert run(*given, "-o", whole)[0] == 2  # it exists
     for option, value, least in ("--chunks", 0, 1), ("--from-chunk", -1, 0), ("--save-every", 0, 1):
         refused = run(*given, "-o", part, f"{option}={value}")

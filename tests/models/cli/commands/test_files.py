@@ -73,7 +73,7 @@ def test_merge(run: Any, tmp_path: Path) -> None:
     pairs = random_pairs(given, ("attn_q", "ffn_down"))
     small = {name: (a, b / 2) for name, (a, b) in pairs.items()}
     adapter = write_gguf(tmp_path / "adapter.gguf", given, small)
-    assert run("merge", FILE, "--lora", f"{adapter}=0.5", "-o", out)[0] == 0
+    assert run("merge", FILE, "--lora", f"{adapter}=0.5", "-o", out)[:2] == (0, f"{out}\n")
     before, after = jq.gguf.read_header(FILE), jq.gguf.read_header(out)
     assert after.metadata == before.metadata
     assert {n: t.type for n, t in after.tensors.items()} == {
