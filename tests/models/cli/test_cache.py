@@ -117,7 +117,7 @@ def test_its_size_is_bounded(home, monkeypatch):
 
 @pytest.mark.parametrize("lookup", ["pwd.getpwuid", "grp.getgrgid"])
 def test_an_owner_without_a_name(home, monkeypatch, recwarn, lookup):
-    """JAX's cache, which would warn at each program, is off; the cache of whole programs is used."""
+    """JAX's cache, which would warn at each program, is off; that of whole programs is on."""
 
     def unknown(number):
         raise KeyError(f"not found: {number}")
