@@ -87,8 +87,8 @@ def searched(
 
     def host(x: np.ndarray, importance: np.ndarray) -> np.ndarray:
         cpu = jax.local_devices(backend="cpu")[0]
-        with jax.numpy_rank_promotion("allow"):
-            return np.asarray(run(*jax.device_put((x, importance), cpu)))
+        with jax.default_device(cpu), jax.numpy_rank_promotion("allow"):
+            return np.asarray(run(x, importance))
 
     return Blocks(host, traced)
 
