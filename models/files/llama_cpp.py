@@ -47,6 +47,8 @@ def differences(config: Config, metadata: Mapping[str, Any], names: Iterable[str
         found.append("rotates other layers: answers differ")
     if rope_divisors.KEY in metadata:
         found.append("has other frequencies of the rope, since GGUF's keys cannot say these")
+    if kind == "deepseek2" and metadata.get(f"{kind}.rope.scaling.type") == "linear":
+        found.append("also scales attention by a linear rope's factor: answers differ")
     if GROUP_BEST in metadata:
         found.append("selects groups of experts otherwise: answers differ")
     return found

@@ -52,6 +52,13 @@ OUTPUT_BIAS = "blk.0.attn_output.bias"
             ["has other frequencies of the rope, since GGUF's keys cannot say these"],
         ),
         (
+            config("deepseek2"),
+            {"deepseek2.rope.scaling.type": "linear"},
+            [],
+            ["also scales attention by a linear rope's factor: answers differ"],
+        ),
+        (config("llama"), {"llama.rope.scaling.type": "linear"}, [], []),
+        (
             config("lfm2"),
             {},
             ["blk.0.shortconv.in_proj.bias"],
