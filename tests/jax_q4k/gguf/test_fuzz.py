@@ -16,7 +16,9 @@ from support.paths import GOLDEN
 import jax_q4k as jq
 
 BOOKKEEPING = 1 << 17  # bytes of Python objects and read-ahead, for any file size
-OF_A_BYTE = 6  # in a text, an invalid byte is four characters, which are copied once
+#: Bytes of a text's byte: an invalid one becomes four characters, each of which takes four bytes if
+#: random bytes make an emoji, too; Python's decoder allocates a quarter more.
+OF_A_BYTE = 20
 OF_A_TENSOR = 1 << 12  # bytes of Python objects: arrays of its planes and their metadata
 
 
@@ -50,11 +52,11 @@ def fuzz(data: bytes, count: int, seed: int, path: Path) -> Counter[str]:
 
 
 @pytest.mark.slow("reads hundreds of damaged files", quick=["part=0"])
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", range(4))
 def test_damaged_golden_files(part, tmp_path):
     data = (GOLDEN / "llama-gqa.Q4_K_M.gguf").read_bytes()
-    outcomes = fuzz(data, 1000, seed=part, path=tmp_path / "damaged.gguf")
-    assert outcomes["refused"] > 400 and outcomes["loaded"] > 100
+    outcomes = fuzz(data, 500, seed=part, path=tmp_path / "damaged.gguf")
+    assert outcomes["refused"] > 200 and outcomes["loaded"] > 50
 
 
 @pytest.mark.slow("reads hundreds of damaged files")

@@ -150,7 +150,9 @@ def test_constrained_requests_beside_drafts() -> None:
         assert drafted(engine.generate(prompts[0], samplings[0])) > 0
 
 
-def test_adapters_with_drafts() -> None:
+@pytest.mark.slow("compiles programs with adapters and drafts", quick=["lookup"])
+@pytest.mark.parametrize("kind", ["lookup", "model"])
+def test_adapters_with_drafts(kind: str) -> None:
     """Drafts are verified by the request's own adapter."""
     loaded = model("llama-gqa")
     adapter = models.read_lora(files("llama-gqa")["a"], loaded.config)
@@ -166,9 +168,8 @@ def test_adapters_with_drafts() -> None:
 
     want = tokens_of(run(None))
     assert want[0] != want[1]
-    for draft in (LOOKUP, models.drafts.DraftModel(loaded, 3)):
-        outputs = run(draft)
-        assert tokens_of(outputs) == want and drafted(outputs[1]) > 0
+    outputs = run(LOOKUP if kind == "lookup" else models.drafts.DraftModel(loaded, 3))
+    assert tokens_of(outputs) == want and drafted(outputs[1]) > 0
 
 
 @pytest.mark.slow("compiles deterministic programs")

@@ -191,6 +191,7 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen35"])
 def test_results_are_known_without_tracing(name: str, call: str) -> None:

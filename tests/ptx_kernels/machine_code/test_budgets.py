@@ -367,23 +367,26 @@ def test_tuned_kernels_never_spill():
     assert spilled(kernels) == {}
 
 
-def test_projections_that_append_never_spill():
+@pytest.mark.slow("assembles dozens of kernels", quick=["Q4_K-Q4_K-Q6_K"])
+@pytest.mark.parametrize(
+    "kinds", [("Q4_K", "Q4_K", "Q6_K"), ("Q5_K",) * 3, ("Q8_0",) * 3], ids="-".join
+)
+def test_projections_that_append_never_spill(kinds):
     """Tuned kernels for one to eight tokens, with heads of several sizes."""
     kernels = {}
-    for kinds in (("Q4_K", "Q4_K", "Q6_K"), ("Q5_K",) * 3, ("Q8_0",) * 3):
-        for heads, kv_heads, head_dim, columns in ((32, 8, 128, 4096), (8, 2, 64, 2048)):
-            sizes = dict(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
-            rows = heads * head_dim, kv_heads * head_dim, kv_heads * head_dim
-            for m in (1, 2, 4, 8):
-                config = choose(qkv_append_rule, True, kinds, rows, columns, m)
-                norm = {"norm": True, "eps": 1e-5} if config.activations != "q8_1" else {}
-                for pages, interleaved in (("bf16", True), ("fp8", False)):
-                    kernel = KERNELS["qkv_append_matvec"](
-                        **dict(formats=kinds, columns=columns, m=m, config=config, **norm),
-                        **dict(rope_dim=head_dim, interleaved=interleaved, pages=pages),
-                        **dict(num_pages=64, page_size=16, **sizes),
-                    )
-                    kernels[kernel.text] = f"{kinds} {sizes} m={m} {pages}"
+    for heads, kv_heads, head_dim, columns in ((32, 8, 128, 4096), (8, 2, 64, 2048)):
+        sizes = dict(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
+        rows = heads * head_dim, kv_heads * head_dim, kv_heads * head_dim
+        for m in (1, 2, 4, 8):
+            config = choose(qkv_append_rule, True, kinds, rows, columns, m)
+            norm = {"norm": True, "eps": 1e-5} if config.activations != "q8_1" else {}
+            for pages, interleaved in (("bf16", True), ("fp8", False)):
+                kernel = KERNELS["qkv_append_matvec"](
+                    **dict(formats=kinds, columns=columns, m=m, config=config, **norm),
+                    **dict(rope_dim=head_dim, interleaved=interleaved, pages=pages),
+                    **dict(num_pages=64, page_size=16, **sizes),
+                )
+                kernels[kernel.text] = f"{sizes} m={m} {pages}"
     assert spilled(kernels) == {}
 
 
@@ -422,6 +425,10 @@ def _attention_seconds(config: PagedAttentionConfig, batch: int, tokens: int, dt
     return sum(time for time in times if time is not None)
 
 
+@pytest.mark.slow(
+    "simulates attention of long contexts",
+    quick=["batch=1-tokens=512-bf16", "batch=1-tokens=1024-int8"],
+)
 @pytest.mark.parametrize(
     "batch, tokens, dtype",
     [(1, n, "bf16") for n in (512, 4096, 32768)]
@@ -437,6 +444,7 @@ def test_a_cluster_is_no_slower_than_a_launch_that_merges(batch, tokens, dtype):
     assert times[0] < times[1]
 
 
+@pytest.mark.slow("simulates attention of long contexts", quick=["*value_dim=None*"])
 @pytest.mark.parametrize(
     "num_heads, num_kv_heads, head_dim, value_dim, least",
     [(32, 4, 512, None, 32), (20, 1, 576, 512, 16)],

@@ -41,6 +41,7 @@ def attention(**changes) -> Kernel:
 LATENT = dict(num_heads=8, num_kv_heads=1, head_dim=320, value_dim=256)
 
 
+@pytest.mark.slow("assembles two kernels a format", quick=["Q2_K", "Q3_K", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_loads_tell_the_same_as_dot_products(format):
     """Weights per iteration, counted by dp4a and by the loads of packed weights.
