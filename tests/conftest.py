@@ -87,7 +87,7 @@ def _set_xla_flags(optimized: bool) -> None:
             "--xla_cpu_parallel_codegen_split_count=1",
         ]
         major, minor = version("jaxlib").split(".")[:2]
-        if (int(major), int(minor)) < (0, 12):  # later versions do not know the flag and abort
+        if (int(major), int(minor)) < (0, 11):  # later versions do not know the flag and abort
             flags.append("--xla_cpu_use_fusion_emitters=false")
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
 

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import SingleDeviceSharding
+from support.xla_executable import launch_arguments
 
 from jax_q4k import custom_call
 from jax_q4k.models import CUDA_COMPILER_OPTIONS
@@ -84,6 +86,30 @@ def test_launch_has_the_kernels_name_grid_and_block():
         48,
     )
     assert launch.instruction.results == (ARRAY,)
+
+
+def test_parameters_are_operands_in_order_then_results_in_order():
+    """In the executable that XLA serializes, where buffers of different sizes tell them apart."""
+    sizes = {"a": 256, "b": 1024, "c": 512, "d": 128}
+    buffers = [Buffer(n, f32, (size,), "in" if n < "c" else "out") for n, size in sizes.items()]
+    kernel = dataclasses.replace(ACCUMULATE, name="in_order", buffers=tuple(buffers))
+    a, b = (jax.ShapeDtypeStruct((sizes[n],), jnp.float32) for n in "ab")
+    found = _arguments(jax.jit(lambda a, b: custom_call.launch_ptx(kernel, a, b)), kernel, a, b)
+    assert [one.size // 4 for one in found] == list(sizes.values())
+    assert [one.written for one in found] == [False, False, True, True]
+    assert len({one.buffer for one in found}) == 4
+
+
+def test_an_updated_argument_has_one_address():
+    x, y, result = _arguments(jax.jit(accumulate, donate_argnums=1), ACCUMULATE, *[AVAL] * 2)
+    assert y.buffer == result.buffer != x.buffer and result.written
+
+
+def _arguments(function, kernel, *avals):
+    sharding = SingleDeviceSharding(aot.gpus()[0])
+    given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in avals]
+    compiled = function.trace(*given).lower(lowering_platforms=("cuda",)).compile()
+    return launch_arguments(compiled.runtime_executable().serialize(), kernel.name)
 
 
 def test_donated_argument_is_updated_in_place():
