@@ -89,7 +89,7 @@ def test_launch_has_the_kernels_name_grid_and_block():
 
 
 def test_parameters_are_operands_in_order_then_results_in_order():
-    """In the executable that XLA serializes, where buffers of different sizes tell them apart."""
+    """Buffers of different sizes tell them apart in the executable that XLA serializes."""
     sizes = {"a": 256, "b": 1024, "c": 512, "d": 128}
     buffers = [Buffer(n, f32, (size,), "in" if n < "c" else "out") for n, size in sizes.items()]
     kernel = dataclasses.replace(ACCUMULATE, name="in_order", buffers=tuple(buffers))
