@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 
 class Argument(NamedTuple):
-    """What a kernel's parameter points to.
+    """A buffer that a kernel's parameter points to.
 
     Attributes:
       buffer: number of the allocation.
