@@ -28,6 +28,12 @@ _WITH_BIASES = frozenset(
     nomic-bert-moe starcoder2
     """.split()
 )
+#: Architectures that read `rope_factors_long.weight` and `rope_factors_short.weight`.
+_WITH_LONG_FACTORS = frozenset("granite granitemoe llama mistral3 phi3".split())
+#: Architectures with a fixed rule for weights of experts: whether they are normalized.
+_NORMALIZES = {"qwen2moe": False} | dict.fromkeys(
+    ("lfm2moe", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vlmoe"), True
+)
 _BIAS = re.compile(r"blk\.\d+\.(attn_output|ffn_(gate|up|down))\.bias")
 _CONVOLUTION_BIAS = re.compile(r"blk\.\d+\.shortconv\.\w+\.bias")
 
@@ -35,11 +41,20 @@ _CONVOLUTION_BIAS = re.compile(r"blk\.\d+\.shortconv\.\w+\.bias")
 def differences(config: Config, metadata: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """Returns what llama.cpp does with a file of these metadata and tensor names, worst first."""
     kind, names, found = config.architecture, list(names), list[str]()
-    if DIVISORS[0] in names and not config.kind.rope_freqs:
-        found.append(f"refuses it: it has no {DIVISORS[0]} in {kind}")
+    every, *long_and_short = DIVISORS
+    unread = [] if config.kind.rope_freqs else [every]
+    unread += [] if kind in _WITH_LONG_FACTORS else long_and_short
+    found += [f"refuses it: it has no {name} in {kind}" for name in unread if name in names]
     patterns = [_CONVOLUTION_BIAS] if kind in _WITH_BIASES else [_CONVOLUTION_BIAS, _BIAS]
     if biases := [name for name in names if any(p.fullmatch(name) for p in patterns)]:
         found.append(f"refuses it: it has no {biases[0].split('.', 2)[-1]} in {kind}")
+    if (latent := config.latent) is not None and not latent.query_rank:
+        if config.num_layers not in (26, 27, 48):
+            found.append("refuses it: it needs a q_lora_rank except with 26, 27 or 48 layers")
+    if (delta := config.delta) is not None and delta.value_dim != delta.head_dim:
+        found.append("refuses it: its value heads are as wide as key heads")
+    if kind == "command-r" and config.num_layers < 64 and "blk.0.attn_q_norm.weight" in names:
+        found.append("refuses it: it normalizes heads only in models of 64 layers or more")
     if kind in WITHOUT_WINDOWS and any(config.windowed_by_layer):
         size = f"answers differ for texts over {config.window} tokens"
         found.append(f"has no sliding windows in {kind}: {size}")
@@ -49,6 +64,11 @@ def differences(config: Config, metadata: Mapping[str, Any], names: Iterable[str
         found.append("has other frequencies of the rope, since GGUF's keys cannot say these")
     if kind == "deepseek2" and metadata.get(f"{kind}.rope.scaling.type") == "linear":
         found.append("also scales attention by a linear rope's factor: answers differ")
+    if (experts := config.experts) is not None:
+        if _NORMALIZES.get(kind, experts.normalize) != experts.normalize:
+            found.append("weights experts otherwise (norm_topk_prob): answers differ")
+        if kind == "lfm2moe" and experts.scale != 1:
+            found.append("ignores the scale of experts' weights: answers differ")
     if GROUP_BEST in metadata:
         found.append("selects groups of experts otherwise: answers differ")
     return found

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from jax_q4k.models.config import Config
+from jax_q4k.models.config.attention_fields import Latent
+from jax_q4k.models.config.expert_fields import Experts
+from jax_q4k.models.config.mixer_fields import Delta
 from jax_q4k.models.files.llama_cpp import differences, warn_of_differences
 
 SIZES = dict(
@@ -50,6 +53,45 @@ OUTPUT_BIAS = "blk.0.attn_output.bias"
             {"jax_q4k.rope_freqs": [1.0] * 16},
             [],
             ["has other frequencies of the rope, since GGUF's keys cannot say these"],
+        ),
+        (
+            config(),
+            {},
+            ["rope_factors_long.weight"],
+            ["refuses it: it has no rope_factors_long.weight in qwen3"],
+        ),
+        (config("phi3"), {}, ["rope_factors_long.weight", "rope_factors_short.weight"], []),
+        (
+            config("deepseek2", latent=Latent(rank=32, query_rank=0, value_dim=16)),
+            {},
+            [],
+            ["refuses it: it needs a q_lora_rank except with 26, 27 or 48 layers"],
+        ),
+        (config("deepseek2", latent=Latent(rank=32, query_rank=24, value_dim=16)), {}, [], []),
+        (
+            config("qwen35", delta=Delta(2, 4, head_dim=16, width=4, value_dim=8)),
+            {},
+            [],
+            ["refuses it: its value heads are as wide as key heads"],
+        ),
+        (
+            config("command-r"),
+            {},
+            ["blk.0.attn_q_norm.weight"],
+            ["refuses it: it normalizes heads only in models of 64 layers or more"],
+        ),
+        (
+            config("qwen3moe", experts=Experts(4, 2, 32, normalize=False)),
+            {},
+            [],
+            ["weights experts otherwise (norm_topk_prob): answers differ"],
+        ),
+        (config("glm4moe", experts=Experts(4, 2, 32, normalize=False)), {}, [], []),
+        (
+            config("lfm2moe", experts=Experts(4, 2, 32, scale=1.5)),
+            {},
+            [],
+            ["ignores the scale of experts' weights: answers differ"],
         ),
         (
             config("deepseek2"),
