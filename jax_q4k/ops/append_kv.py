@@ -73,7 +73,7 @@ def append_kv(
     if slot_mapping.size == 0:
         return pages
     check_slots(slot_mapping, pages[0])
-    updated: tuple[jax.Array, ...] = _op.bind(pages, tuple(rows), slot_mapping)
+    updated: tuple[jax.Array, ...] = op.bind(pages, tuple(rows), slot_mapping)
     return updated
 
 
@@ -161,7 +161,7 @@ def _layout(pages: Pages, rows: Rows, slot_mapping: Any) -> Layout:
     return Layout((of_pages, of_rows, slots), of_pages)
 
 
-_op = Op(
+op = Op(
     "append_kv",
     reference,
     shapes=lambda pages, *_: tuple(pages),

@@ -25,7 +25,9 @@ class Operands(NamedTuple):
     `q`: (batch, num_heads, head_dim), or with `lengths` chunks (batch, time, num_heads, head_dim).
     `k` and `v`: (num_pages, num_kv_heads, page_size, head_dim), or without block tables (batch,
     num_kv_heads, capacity, head_dim); if int8, they have scales with the first three axes. If `v`
-    is None, `k` is a latent cache (MLA) whose rows begin with the values.
+    is None, `k` is a latent cache (MLA) whose rows begin with the values. `q_rest`, for a latent
+    cache: the last elements of the queries, if `q` has only as many as values have. `gate`: like
+    the result; its sigmoid multiplies it.
     """
 
     q: jax.Array
@@ -37,6 +39,8 @@ class Operands(NamedTuple):
     context_lens: jax.Array
     lengths: jax.Array | None
     sinks: jax.Array | None
+    q_rest: jax.Array | None = None
+    gate: jax.Array | None = None
 
     def without_groups(self) -> Operands:
         """Returns the operands with page ids of all groups: (batch, pages_per_sequence)."""
@@ -56,8 +60,13 @@ class Operands(NamedTuple):
         """Returns the operands with each token of a chunk as a separate sequence of one query."""
         if self.lengths is None or self.block_tables is None:
             return self
+        q_rest, gate = (
+            None if x is None else x.reshape(-1, *x.shape[2:]) for x in (self.q_rest, self.gate)
+        )
         return self._replace(
             q=self.q.reshape(-1, *self.q.shape[2:]),
+            q_rest=q_rest,
+            gate=gate,
             block_tables=jnp.repeat(self.block_tables, self.q.shape[1], axis=-2),
             context_lens=self.seen_by_token().reshape(-1),
             lengths=None,
@@ -68,8 +77,23 @@ class Operands(NamedTuple):
         return self.block_tables is None
 
     def computed_in_float32(self) -> Operands:
-        """Returns the operands with q cast to float32, which the primitive requires."""
-        return self._replace(q=self.q.astype(jnp.float32))
+        """Returns the operands with queries and gate in float32, which the primitive requires."""
+        of_tokens = {name: getattr(self, name) for name in ("q", "q_rest", "gate")}
+        floats = {n: x.astype(jnp.float32) for n, x in of_tokens.items() if x is not None}
+        return self._replace(**floats)
+
+    def with_whole_queries(self) -> Operands:
+        """Returns the operands with `q_rest` appended to `q`."""
+        if self.q_rest is None:
+            return self
+        q = jnp.concatenate([self.q, self.q_rest], axis=-1)
+        return self._replace(q=q, q_rest=None)
+
+    def gated(self, out: jax.Array) -> jax.Array:
+        """Multiplies attention's result by the sigmoid of `gate`, if there is one."""
+        if self.gate is None:
+            return out
+        return out * jax.nn.sigmoid(self.gate.reshape(out.shape))
 
     def arrays(self) -> list[jax.Array]:
         """Returns the operands that are not None, in the order of the kernels' arguments."""
@@ -91,7 +115,7 @@ def checked(
     `value_dim`: width of the values in rows of a latent cache; None for another cache.
     """
     num_kv_heads = operands.k.shape[1]
-    *_, num_heads, head_dim = operands.q.shape
+    num_heads, head_dim = operands.q.shape[-2], operands.k.shape[-1]
     if num_heads % num_kv_heads:
         raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}")
     return operands._replace(sinks=checks.sinks(operands.sinks, num_heads)), {
@@ -121,7 +145,7 @@ def reference(
     value_dim: int | None,
 ) -> jax.Array:
     """The primitive in plain JAX."""
-    args = Operands(*operands).without_groups()  # type: ignore[arg-type]
+    args = Operands(*operands).without_groups().with_whole_queries()  # type: ignore[arg-type]
     keys, values, known = _tokens(args, value_dim)
 
     def attended(q: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -155,9 +179,9 @@ def reference(
         return out.reshape(*q.shape[:2], values.shape[-1])
 
     if args.lengths is None:
-        return attended(args.q, args.context_lens)
+        return args.gated(attended(args.q, args.context_lens))
     pieces: jax.Array = jax.vmap(attended, 1, 1)(args.q, args.seen_by_token())
-    return pieces
+    return args.gated(pieces)
 
 
 def _tokens(operands: Operands, value_dim: int | None) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -226,6 +250,7 @@ def launches(
             return _of_pieces(launch, operands, capacity, options, output)
         operands = operands.by_token()
     batch, num_heads, _ = operands.q.shape
+    gate = operands.gate
     heads = num_heads, num_kv_heads, head_dim
     config = choose(paged_attention_rule, batch, *heads, capacity, dtype, value_dim, page_size)
     unsplit = config.splits == 1 or config.cluster
@@ -247,19 +272,24 @@ def launches(
         soft_cap=soft_cap,
         sinks=operands.sinks is not None,
         value_dim=value_dim,
+        q_rest=operands.q_rest is not None,
+        gate=unsplit and gate is not None,
         output=output if unsplit else "f32",
         config=config,
     )
-    results = launch(kernel, *operands.arrays())
     if unsplit:
-        return results
-    return _merged(launch, results, output)
+        return launch(kernel, *operands.arrays())
+    results = launch(kernel, *operands._replace(gate=None).arrays())
+    return _merged(launch, results, output, gate)
 
 
-def _merged(launch: KernelCall, parts: Sequence[jax.Array], output: str) -> list[jax.Array]:
+def _merged(
+    launch: KernelCall, parts: Sequence[jax.Array], output: str, gate: jax.Array | None
+) -> list[jax.Array]:
     """Merges partial attention results of splits of the context into `output`.
 
-    The first part is (rows, num_heads, splits, width of values).
+    The first part is (rows, num_heads, splits, width of values); gate: (..., num_heads, width of
+    values) or None.
     """
     from ptx_kernels.kernels.attention import leaves_f16, merge_attention, merge_attention_rule
     from ptx_kernels.tuning import choose
@@ -268,8 +298,10 @@ def _merged(launch: KernelCall, parts: Sequence[jax.Array], output: str) -> list
     if output == "f16" and not leaves_f16(width, 1):
         output = "q8_1"
     config = choose(merge_attention_rule, width, splits)
-    sizes = {"batch": rows, "num_heads": num_heads, "head_dim": width, "splits": splits}
-    return launch(merge_attention(**sizes, output=output, config=config), *parts)
+    sizes: dict[str, Any] = {"batch": rows, "num_heads": num_heads, "head_dim": width}
+    sizes |= {"splits": splits, "output": output, "gate": gate is not None, "config": config}
+    gates = [] if gate is None else [gate.reshape(rows, num_heads, width)]
+    return launch(merge_attention(**sizes), *parts, *gates)
 
 
 def _of_pieces(
@@ -324,8 +356,9 @@ def _of_pieces(
     others = [x for x in (args.lengths, args.sinks) if x is not None]
     results = launch(kernel, args.q, *pages, *tables, *others)
     if config.splits > 1:
-        return _merged(launch, results, output)
+        return _merged(launch, results, output, args.gate)
     (out,) = results
+    out = args.gated(out)
     if output != "f32":
         to = quantize_f16 if output == "f16" else quantize_q8_1
         return list(to.ptx(launch, out.reshape(batch * time, -1)))
@@ -334,12 +367,12 @@ def _of_pieces(
 
 def native(*operands: jax.Array | None, **params: Any) -> jax.Array:
     """The primitive by the native kernels."""
-    args = Operands(*operands).without_groups()  # type: ignore[arg-type]
-    q, pieces = args.q, args.lengths is not None
-    args = args if pieces else args._replace(q=q[:, None])
+    given = Operands(*operands).without_groups().with_whole_queries()  # type: ignore[arg-type]
+    q, pieces = given.q, given.lengths is not None
+    args = given._replace(q=q if pieces else q[:, None], gate=None)
     options = {"contiguous": args.contiguous, "pieces": pieces, "sinks": args.sinks is not None}
     out = calls.paged_attention(args.arrays(), **options, **params)
-    return out.reshape(*q.shape[:-1], out.shape[-1])
+    return given.gated(out.reshape(*q.shape[:-1], out.shape[-1]))
 
 
 def shapes(q: Any, *_: Any, value_dim: int | None, **__: Any) -> Any:
@@ -357,7 +390,7 @@ def layout(*operands: Any, **_: Any) -> Layout:
     tables, heads = args.block_tables, "h" if args.k.shape[1] > 1 else "_"
     rows = f"b {heads}" if tables is None or tables.ndim == 3 else f"_ {heads}"
     q = "b h _" if args.lengths is None else "b _ h _"
-    names = Operands(q, rows, rows, rows, rows, "b _", "b", "b", "h")  # type: ignore[arg-type]
+    names = Operands(q, rows, rows, rows, rows, "b _", "b", "b", "h", q, q)  # type: ignore[arg-type]
     return Layout(tuple(names), q)
 
 

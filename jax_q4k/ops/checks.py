@@ -217,6 +217,14 @@ def integer(name: str, value: Any) -> int:
     raise TypeError(f"{name} is of type {type(value).__name__}; it must be a static integer")
 
 
+def count(name: str, value: Any) -> int:
+    """Returns `value` as a Python int; raises ValueError if it is negative."""
+    checked = integer(name, value)
+    if checked < 0:
+        raise ValueError(f"{name}={checked} must not be negative")
+    return checked
+
+
 def flag(name: str, value: Any) -> bool:
     """Returns True or False as a bool; raises TypeError for other types."""
     if not isinstance(value, (bool, np.bool_)):

@@ -28,6 +28,8 @@ def paged_attention(
     v_scales: Any = None,
     value_dim: int | None = None,
     lengths: Any = None,
+    q_rest: Any = None,
+    gate: Any = None,
 ) -> jax.Array:
     """softmax(scale * q . K) V over the first context_lens[b] tokens of every sequence, in float32.
 
@@ -77,6 +79,10 @@ def paged_attention(
         pages.
       lengths: (batch,) integers, 0 to time, at most context_lens: tokens of each chunk; None means
         time. Only for a q with a time axis.
+      q_rest: the last head_dim - value_dim elements of the queries, (batch, [time,] num_heads,
+        head_dim - value_dim), if q has the first value_dim only; for latent pages. None means that
+        q has all of them.
+      gate: floats of the result's shape, whose sigmoid multiplies the result; None means no gate.
 
     Returns:
       q's shape and dtype; for latent pages the last axis is value_dim.
@@ -88,7 +94,7 @@ def paged_attention(
     """
     of_rows = block_tables, context_lens, lengths
     operands, params = checked_pages(
-        Operands(q, k_pages, v_pages, k_scales, v_scales, *of_rows, sinks),
+        Operands(q, k_pages, v_pages, k_scales, v_scales, *of_rows, sinks, q_rest, gate),
         scale=scale,
         window=window,
         soft_cap=soft_cap,
@@ -106,7 +112,7 @@ def checked_pages(
     value_dim: int | None = None,
 ) -> tuple[Operands, dict[str, Any]]:
     """Checks `paged_attention`'s arguments; returns the primitive's operands and parameters."""
-    q, k_pages, v_pages, k_scales, v_scales, block_tables, context_lens, lengths, sinks = given
+    q, k_pages, v_pages, k_scales, v_scales, block_tables, context_lens, lengths, *_ = given
     if (v_pages is None) != (value_dim is not None):
         raise TypeError(
             f"value_dim={value_dim} with v_pages {'None' if v_pages is None else 'given'}: latent "
@@ -120,7 +126,12 @@ def checked_pages(
     num_pages, _, page_size, head_dim = k_pages.shape
     if value_dim is not None:
         value_dim = checks.value_dim(value_dim, head_dim)
-    q, window = checks.queries(q, head_dim), checks.window(window)
+    of_heads = head_dim if given.q_rest is None else value_dim
+    if of_heads is None:
+        raise TypeError("q_rest belongs to latent pages; v_pages is given")
+    q, window = checks.queries(q, of_heads), checks.window(window)
+    q_rest = _like(q, "q_rest", given.q_rest, head_dim - of_heads)
+    gate = _like(q, "gate", given.gate, value_dim or head_dim)
     batch, lengths = q.shape[0], _lengths(lengths, q)
     block_tables = checks.int32_array("block_tables", block_tables)
     context_lens = checks.int32_array("context_lens", context_lens)
@@ -140,8 +151,18 @@ def checked_pages(
         seen = window if window is None or q.ndim == 3 else window + q.shape[1] - 1
         _check_values(tables, np.asarray(context_lens), num_pages, page_size, seen)
     of_rows = block_tables, context_lens, lengths
-    operands = Operands(q, k_pages, v_pages, k_scales, v_scales, *of_rows, sinks)
+    pages = k_pages, v_pages, k_scales, v_scales
+    operands = Operands(q, *pages, *of_rows, given.sinks, q_rest, gate)
     return checked(operands, scale=scale, window=window, soft_cap=soft_cap, value_dim=value_dim)
+
+
+def _like(q: jax.Array, name: str, x: Any, width: int) -> jax.Array | None:
+    """Returns floats `x` with a row of `width` elements for each of q's; None if absent."""
+    if x is None:
+        return None
+    x = checks.float_array(name, x)
+    checks.same_shape(name, x, (*q.shape[:-1], width), f"q's shape with a last axis of {width}")
+    return x
 
 
 def _lengths(lengths: Any, q: jax.Array) -> jax.Array | None:

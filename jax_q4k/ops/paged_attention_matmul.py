@@ -40,6 +40,7 @@ def paged_attention_matmul(
     prefetch: Sequence[Any] = (),
     activations: str | None = None,
     lengths: Any = None,
+    gate: Any = None,
 ) -> jax.Array:
     """residual + paged_attention(q, ...) @ dequantize(w).T + bias, heads concatenated, in float32.
 
@@ -48,7 +49,7 @@ def paged_attention_matmul(
 
     Args:
       q, k_pages, v_pages, block_tables, context_lens: see `paged_attention`.
-      scale, window, soft_cap, sinks, k_scales, v_scales, lengths: see `paged_attention`.
+      scale, window, soft_cap, sinks, k_scales, v_scales, lengths, gate: see `paged_attention`.
       w: QuantizedArray (n, num_heads * head_dim), or a float array.
       bias: (n,) or None. residual: (batch, n), with a time axis (batch, time, n), or None.
       prefetch: see `linear`; the launch of attention prefetches these, too.
@@ -64,7 +65,8 @@ def paged_attention_matmul(
     activations = activations_of(activations)
     v_pages = checks.float_array("v_pages", v_pages, float_types.PAGE_DTYPES)
     of_rows = block_tables, context_lens, lengths
-    operands = attend.Operands(q, k_pages, v_pages, k_scales, v_scales, *of_rows, sinks)
+    pages = k_pages, v_pages, k_scales, v_scales
+    operands = attend.Operands(q, *pages, *of_rows, sinks, gate=gate)
     given, params = checked_pages(operands, scale=scale, window=window, soft_cap=soft_cap)
     dtype, given = given.q.dtype, given.computed_in_float32()
     w = checks.weight("w", w)

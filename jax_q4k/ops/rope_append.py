@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ptx_kernels.limits import LATENT_DIMS
+
 from ..custom_call import ptx_name
 from ..native import calls
 from ..selection import current_selection
-from ..sharding.layout import Layout
+from ..sharding.layout import Layout, Parts
 from . import append_kv, checks, rms_norm, rotate
 from .groups import ungrouped
 from .op import KernelCall, Op
@@ -32,6 +36,7 @@ def rope_append(
     eps: float | None = None,
     k_scales: Any = None,
     v_scales: Any = None,
+    q_rest: int = 0,
     return_keys: bool = False,
 ) -> tuple[jax.Array, ...]:
     """Rotates q and k by their tokens' angles, and writes k and v into the pages.
@@ -41,54 +46,92 @@ def rope_append(
     (i, i + rope_dim / 2) (NEOX, Qwen), by angle i of the token (https://arxiv.org/abs/2104.09864).
     Angles are passed as cosines and sines, which all layers of a step share.
 
+    Latent pages (MLA) have no v and no v_pages; both are None. A row of k is a latent vector
+    followed by a key of rope_dim dimensions, which rotates, and only the latent vector is
+    normalized. Queries are rope_dim wide.
+
     Args:
-      q: (tokens, num_heads, head_dim) float32, bfloat16 or float16.
+      q: (tokens, num_heads, head_dim) float32, bfloat16 or float16; with q_rest, its rows are
+        longer by as many elements.
       k, v: (tokens, num_kv_heads, head_dim) of these dtypes.
       k_pages, v_pages, slot_mapping, k_scales, v_scales: see `append_kv`.
       cos, sin: (tokens, rope_dim / 2) of these dtypes, rope_dim at most head_dim.
       q_norm, k_norm: (head_dim,), weights of an `rms_norm` with `eps` of every head of q and k
-        before the rotation (Qwen 3); None means no norm. Both or neither.
-      return_keys: whether to return the rotated k, too; the pages may hold it rounded.
+        before the rotation (Qwen 3); None means no norm. Both or neither. For latent pages only
+        k_norm, (head_dim - rope_dim,).
+      q_rest: elements of a row of q that are not the query: those after it (an output gate), or for
+        latent pages those before it.
+      return_keys: whether to return the rotated k, too; the pages may hold it rounded. Not for
+        latent pages.
 
     Returns:
-      The rotated q of q's dtype, then the updated k_pages and v_pages and, for int8, k_scales and
-      v_scales; with return_keys, last the rotated k of k's dtype.
+      The rotated q of q's dtype, with q_rest then the rest of q's rows, then the updated k_pages
+      and v_pages and, for int8, k_scales and v_scales; with return_keys, last the rotated k of k's
+      dtype.
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot
         beyond the last page.
       NotImplementedError: under differentiation; there is no derivative.
     """
-    given = checks.pages(k_pages, v_pages, k_scales, v_scales)
+    latent = v_pages is None
+    if latent and not (v is None and q_norm is None and not return_keys):
+        raise TypeError("v, q_norm and return_keys belong to v_pages, which is None")
+    given = (
+        checks.latent_pages(k_pages, k_scales, v_scales)
+        if latent
+        else checks.pages(k_pages, v_pages, k_scales, v_scales)
+    )
     pages = tuple(array for array in given if array is not None)
     of_keys = checks.float_array("k", k).dtype
-    (k, v), slot_mapping = checks.new_tokens({"k": k, "v": v}, slot_mapping, pages[0])
-    tokens, _, head_dim = k.shape
-    q = checks.query(q, "tokens", tokens, head_dim)
-    dtype, q = q.dtype, q.astype(jnp.float32)
+    new = {"k": k} if latent else {"k": k, "v": v}
+    kv_rows, slot_mapping = checks.new_tokens(new, slot_mapping, pages[0])
+    tokens, _, head_dim = kv_rows[0].shape
     cos, sin = checked_angles(cos, sin, tokens, head_dim)
+    q_rest = checks.count("q_rest", q_rest)
+    q_dim = _latent_query_dim(cos, head_dim) if latent else head_dim
+    q = checks.query(q, "tokens", tokens, q_dim + q_rest)
+    dtype, rows = q.dtype, (q.astype(jnp.float32), *kv_rows)
     interleaved = checks.flag("interleaved", interleaved)
-    norms = checked_norms(q_norm, k_norm, head_dim)
+    norms: tuple[jax.Array, ...]
+    if latent:
+        rank, rule = (head_dim - q_dim,), "(head_dim - rope_dim,)"
+        norms = () if k_norm is None else (checks.float32("k_norm", k_norm, rank, rule),)
+    else:
+        norms = checked_norms(q_norm, k_norm, head_dim)
     eps = checks.epsilon("eps", eps) if norms else 0.0
-    if tokens == 0:
-        return q.astype(dtype), *pages, *([k.astype(of_keys)] * return_keys)
-    if current_selection().fuses("rope_append"):
+    angles = cos, sin
+    if tokens == 0 or not current_selection().fuses("rope_append"):
+
+        def turn(x: jax.Array) -> jax.Array:
+            return rotate.rotate(x, *angles, interleaved=interleaved)
+
+        norm = functools.partial(rms_norm.rms_norm, eps=eps)
+        rotated, kv_rows = _rotated(rows, norms, 2 * cos.shape[1], q_rest, norm, turn)
+        of_pages = dict(zip(("k_pages", "v_pages", "k_scales", "v_scales"), given, strict=True))
+        of_rows = dict(zip("kv", (*kv_rows, None), strict=False))
+        updated = append_kv.append_kv(**of_pages, **of_rows, slot_mapping=slot_mapping)
+        keys = kv_rows[:return_keys]
+    else:
         append_kv.check_slots(slot_mapping, pages[0])
-        params = {"interleaved": interleaved, "eps": eps, "keys": return_keys}
-        results = op.bind(pages, (q, k, v), slot_mapping, (cos, sin), norms, **params)
+        params = {"interleaved": interleaved, "eps": eps, "keys": return_keys, "q_rest": q_rest}
+        results = op.bind(pages, rows, slot_mapping, angles, norms, **params)
         count = len(pages)
-        keys = [x.astype(of_keys) for x in results[count + 1 :]]
-        return results[count].astype(dtype), *results[:count], *keys
-    if norms:
-        q, k = (
-            rms_norm.rms_norm(x, weight, eps=eps) for x, weight in zip((q, k), norms, strict=True)
+        updated, rotated = results[:count], results[count : count + 1 + bool(q_rest)]
+        keys = results[len(results) - return_keys :]
+    of_queries = [x.astype(dtype) for x in rotated]
+    return *of_queries, *updated, *[x.astype(of_keys) for x in keys]
+
+
+def _latent_query_dim(cos: jax.Array, head_dim: int) -> int:
+    """Returns rope_dim, the width of a query for latent pages with rows of `head_dim`."""
+    rope_dim = 2 * cos.shape[1]
+    if rope_dim % LATENT_DIMS[0] or rope_dim >= head_dim:
+        raise ValueError(
+            f"rope_dim={rope_dim} must be a multiple of {LATENT_DIMS[0]} below the head_dim="
+            f"{head_dim} of latent pages"
         )
-    q, k = (rotate.rotate(x, cos, sin, interleaved=interleaved) for x in (q, k))
-    k_pages, v_pages, k_scales, v_scales = given
-    updated = append_kv.append_kv(
-        k_pages, v_pages, k, v, slot_mapping, k_scales=k_scales, v_scales=v_scales
-    )
-    return q.astype(dtype), *updated, *([k.astype(of_keys)] * return_keys)
+    return rope_dim
 
 
 def checked_angles(cos: Any, sin: Any, tokens: int, head_dim: int) -> tuple[jax.Array, jax.Array]:
@@ -115,12 +158,40 @@ def checked_norms(q_norm: Any, k_norm: Any, head_dim: int) -> tuple[jax.Array, .
     )
 
 
-#: k_pages, v_pages and, for int8, their scales.
+#: k_pages, v_pages and, for int8, their scales; latent pages lack those of v.
 Pages = tuple[jax.Array, ...]
-#: q, k and v: float32 (tokens, heads, head_dim).
-Rows = tuple[jax.Array, jax.Array, jax.Array]
+#: q, k and v: float32 (tokens, heads, head_dim); no v for latent pages.
+Rows = tuple[jax.Array, ...]
 #: Cosines and sines: float32 (tokens, rope_dim / 2).
 Angles = tuple[jax.Array, jax.Array]
+
+
+def _rotated(
+    rows: Rows,
+    norms: tuple[jax.Array, ...],
+    rope_dim: int,
+    q_rest: int,
+    norm: Callable[[jax.Array, jax.Array], jax.Array],
+    turn: Callable[[jax.Array], jax.Array],
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Normalizes and rotates queries and keys by `norm` (x, weight) and `turn`.
+
+    Returns [q], with `q_rest` [q, the rest of its rows], and the rows to store: [k, v] or [k].
+    """
+    q, k, *v = rows
+    if v:
+        q, rest = q[..., : k.shape[-1]], q[..., k.shape[-1] :]
+        q, k = map(norm, (q, k), norms) if norms else (q, k)
+        q, k = turn(q), turn(k)
+    else:
+        q, rest, rank = q[..., q_rest:], q[..., :q_rest], k.shape[-1] - rope_dim
+        vector = norm(k[..., :rank], *norms) if norms else k[..., :rank]
+        q, k = turn(q), jnp.concatenate([vector, turn(k[..., rank:])], axis=-1)
+    return [q, rest][: 1 + bool(q_rest)], [k, *v]
+
+
+def _turned(x: jax.Array, *, angles: Angles, interleaved: bool) -> jax.Array:
+    return rotate.reference(x, *angles, interleaved=interleaved)
 
 
 def reference(
@@ -133,15 +204,13 @@ def reference(
     interleaved: bool,
     eps: float,
     keys: bool = False,
+    q_rest: int = 0,
 ) -> tuple[jax.Array, ...]:
-    """`rope_append` in plain JAX; returns the updated pages, the rotated q and, with `keys`, k."""
-    q, k, v = rows
-    if norms:
-        q, k = (
-            rms_norm.reference(x, weight, eps=eps) for x, weight in zip((q, k), norms, strict=True)
-        )
-    q, k = (rotate.reference(x, *angles, interleaved=interleaved) for x in (q, k))
-    return *append_kv.reference(pages, (k, v), slot_mapping), q, *([k] * keys)
+    """`rope_append` in plain JAX; returns the updated pages, the rotated q, its rest, and k."""
+    turn = functools.partial(_turned, angles=angles, interleaved=interleaved)
+    norm = functools.partial(rms_norm.reference, eps=eps)
+    queries, new = _rotated(rows, norms, 2 * angles[0].shape[1], q_rest, norm, turn)
+    return *append_kv.reference(pages, tuple(new), slot_mapping), *queries, *new[:keys]
 
 
 def ptx(
@@ -155,6 +224,7 @@ def ptx(
     interleaved: bool,
     eps: float,
     keys: bool = False,
+    q_rest: int = 0,
 ) -> list[jax.Array]:
     """`rope_append` by a PTX kernel."""
     from ptx_kernels.kernels.rope_append import rope_append as rope_kernel
@@ -174,6 +244,8 @@ def ptx(
         qk_norm=bool(norms),
         eps=eps,
         keys=keys,
+        latent=len(rows) == 2,
+        q_rest=q_rest,
     )
     return launch(kernel, *pages, *rows, slot_mapping, *angles, *norms)
 
@@ -188,23 +260,93 @@ def native(
     interleaved: bool,
     eps: float,
     keys: bool = False,
+    q_rest: int = 0,
 ) -> list[jax.Array]:
-    """`rope_append` by the native kernels, in place."""
+    """`rope_append` by the native kernels, in place; latent vectors are normalized by XLA."""
     slot_mapping = ungrouped(slot_mapping, 1, pages[0].shape[0] * pages[0].shape[2])
-    arrays = *rows, slot_mapping, *angles, *norms
-    return calls.rope_append(pages, arrays, rope=True, interleaved=interleaved, eps=eps, keys=keys)
+    if len(rows) == 2:
+
+        def turn(x: jax.Array) -> jax.Array:
+            return calls.rotate(x, *angles, interleaved=interleaved)
+
+        norm = functools.partial(rms_norm.reference, eps=eps)
+        queries, new = _rotated(rows, norms, 2 * angles[0].shape[1], q_rest, norm, turn)
+        updated = calls.rope_append(pages, (*new, slot_mapping), rope=False, latent=True)
+        return [*updated, *queries]
+    q, *kv_rows = rows
+    head_dim, count = kv_rows[0].shape[-1], len(pages)
+    arrays = q[..., :head_dim], *kv_rows, slot_mapping, *angles, *norms
+    results = calls.rope_append(
+        pages, arrays, rope=True, interleaved=interleaved, eps=eps, keys=keys
+    )
+    rest = [q[..., head_dim:]] if q_rest else []
+    return [*results[: count + 1], *rest, *results[count + 1 :]]
 
 
-def _shapes(pages: Pages, rows: Rows, *_: Any, keys: bool = False, **__: Any) -> Any:
-    return *pages, *rows[: 1 + keys]
+def _shapes(
+    pages: Pages,
+    rows: Rows,
+    _: Any,
+    angles: Angles,
+    *__: Any,
+    keys: bool = False,
+    q_rest: int = 0,
+    **___: Any,
+) -> Any:
+    q, k, *v = rows
+    q_dim = k.shape[-1] if v else 2 * angles[0].shape[-1]
+    widths = (q_dim, q_rest) if q_rest else (q_dim,)
+    queries = [jax.ShapeDtypeStruct((*q.shape[:-1], n), q.dtype) for n in widths]
+    return *pages, *queries, *[k][:keys]
 
 
 def _layout(
-    pages: Pages, _: Rows, slot_mapping: Any, *__: Any, keys: bool = False, **___: Any
+    pages: Pages,
+    given: Rows,
+    slot_mapping: Any,
+    *_: Any,
+    keys: bool = False,
+    q_rest: int = 0,
+    **__: Any,
 ) -> Layout:
+    """Returns the Layout; devices with different query heads have the same single latent row."""
     of_pages, rows, slots = append_kv.layout_names(slot_mapping)
-    operands = (of_pages, rows, slots, slots, "_")
-    return Layout(operands, (*[of_pages] * len(pages), *[rows] * (1 + keys)))
+    of_keys, combined = rows, ""
+    if len(given) == 2 and pages[0].shape[1] == 1:
+        of_pages, of_keys = of_pages.replace("h", "_"), rows.replace("h", "_")
+        combined = "h"
+    operands = (of_pages, (rows, *[of_keys] * (len(given) - 1)), slots, slots, "_")
+    of_queries = [rows] * (1 + bool(q_rest))
+    results = (*[of_pages] * len(pages), *of_queries, *[of_keys] * keys)
+    return Layout(operands, results, combined)
+
+
+def _split(
+    _: Parts,
+    call: Any,
+    pages: Pages,
+    rows: Rows,
+    slot_mapping: jax.Array,
+    angles: Angles,
+    norms: tuple[jax.Array, ...],
+    *,
+    interleaved: bool,
+    eps: float,
+    keys: bool,
+    q_rest: int,
+) -> Any:
+    """Rotates a device's query heads, and apart from them stores latent rows, as all devices do."""
+    del keys  # not of latent pages
+    turn = functools.partial(_turned, angles=angles, interleaved=interleaved)
+    norm = functools.partial(rms_norm.reference, eps=eps)
+    queries, new = _rotated(rows, norms, 2 * angles[0].shape[1], q_rest, norm, turn)
+    return *call(append_kv.op, pages, tuple(new), slot_mapping), *queries
+
+
+def _computed(results: Sequence[Any]) -> Sequence[Any]:
+    """Returns queries and k; unused slots of pages, and their scales, may hold anything."""
+    pages = sum(x.ndim == 4 for x in results)
+    return results[pages * (2 if results[0].dtype == jnp.int8 else 1) :]
 
 
 op = Op(
@@ -214,6 +356,6 @@ op = Op(
     ptx=ptx,
     native=native,
     layout=_layout,
-    # q and k; unused slots of pages, an even number of arrays, may hold anything
-    computed=lambda results: results[-2 + len(results) % 2 :],
+    split=_split,
+    computed=_computed,
 )

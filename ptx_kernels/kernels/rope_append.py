@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..ptx import WARP, Builder, Pointer, Value, f32, kernel, s32, u32
+from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s32, u32
 from .family import Case, Family, once
 from .heads import Heads, Rope
 from .pages import (
     PAGE_OPERANDS,
     SLOT_OPERANDS,
     PageSizes,
+    Spread,
     declare_pages,
     store_runs,
     touched_slots,
 )
 from .rms_norm import inverse_rms
-from .vectors import Run
+from .vectors import RUN, Run
+
+#: cos, sin, and whether the pair rotates (None: yes).
+Angle = tuple[Value, Value, Value | None]
 
 
 @dataclass(frozen=True)
@@ -73,22 +77,39 @@ class _Head:
             for (dim, inside), value in zip(self._dims, values, strict=True)
         ]
 
-    def normalize(self, values: Sequence[Value], weight: Pointer, eps: float) -> list[Value]:
-        """Emits the RMSNorm x / sqrt(mean(x^2) + eps) * weight over the head."""
-        inverse = inverse_rms(self._k, values, self._k.warp_sum, count=self._head_dim, eps=eps)
-        return [x * inverse * factor for x, factor in zip(values, self.load(weight), strict=True)]
-
-    def rotate(self, values: Sequence[Value], cos: Pointer, sin: Pointer) -> list[Value]:
-        """Emits the rotation of each pair by its angle.
+    def load_angles(self, cos: Pointer, sin: Pointer) -> list[Angle]:
+        """Loads (cos, sin, whether it rotates) of the lane's rotated pairs.
 
         `cos` and `sin`: of pair i's angle at index i.
         """
+        return [
+            (cos.at(number).load(where=rotated), sin.at(number).load(where=rotated), rotated)
+            for number, rotated in self._pairs[: -(-self._half // WARP)]
+        ]
+
+    def rotated(
+        self,
+        values: Sequence[Value],
+        angles: Sequence[Angle],
+        weight: Sequence[Value] | None,
+        eps: float,
+    ) -> list[Run]:
+        """Emits the rotation of each pair by its angle, after an RMSNorm if there is a `weight`."""
+        if weight is not None:
+            values = _normalized(self._k, values, weight, count=self._head_dim, eps=eps)
         out = list(values)
-        for i, (number, rotated) in enumerate(self._pairs[: -(-self._half // WARP)]):
+        for i, (c, s, rotated) in enumerate(angles):
             a, b = values[2 * i : 2 * i + 2]
-            c, s = (angles.at(number).load(where=rotated) for angles in (cos, sin))
             out[2 * i : 2 * i + 2] = self._select(rotated, (a * c - b * s, a * s + b * c), (a, b))
-        return out
+        return self.runs(out)
+
+
+def _normalized(
+    k: Builder, values: Sequence[Value], weight: Sequence[Value], *, count: int, eps: float
+) -> list[Value]:
+    """Emits the RMSNorm x / sqrt(mean(x^2) + eps) * weight of `count` values over a warp."""
+    inverse = inverse_rms(k, values, k.warp_sum, count=count, eps=eps)
+    return [x * inverse * factor for x, factor in zip(values, weight, strict=True)]
 
 
 @kernel
@@ -103,6 +124,8 @@ def rope_append(
     qk_norm: bool = False,
     eps: float = 0.0,
     keys: bool = False,
+    latent: bool = False,
+    q_rest: int = 0,
     config: RopeAppendConfig = RopeAppendConfig(),
 ) -> None:
     """Kernel: q_out = rotate(q); writes rotate(k) and v of each token to its slot of the KV cache.
@@ -112,54 +135,104 @@ def rope_append(
 
     With `qk_norm`, q and k are first normalized per head (RMSNorm). A slot outside the pages is
     skipped. A warp has one head of q, or one head of k and of v.
+
+    Args:
+      latent: there is no v, and only the last rope_dim elements of a row of k rotate; `k_norm`
+        normalizes those before. Queries are rope_dim wide and not normalized.
+      q_rest: elements of each row of q, after the head or for latent pages before it, that are
+        copied to the result `q_rest` unchanged.
     """
     num_heads, num_kv_heads, head_dim = heads.num_heads, heads.num_kv_heads, heads.head_dim
     num_pages, page_size = pages.num_pages, pages.page_size
     rope.check(head_dim)
-    k_pages, v_pages = declare_pages(k.inout, dtype, pages.shape(num_kv_heads, head_dim))
-    q_new = k.input("q", f32, (tokens, num_heads, head_dim))
-    k_new, v_new = (k.input(name, f32, (tokens, num_kv_heads, head_dim)) for name in ("k", "v"))
+    if latent and keys:
+        raise KernelError("keys=True is not available with latent=True")
+    q_dim = rope.rope_dim if latent else head_dim
+    shape = pages.shape(num_kv_heads, head_dim)
+    k_pages, *v_pages = declare_pages(k.inout, dtype, shape, latent=latent)
+    q_new = k.input("q", f32, (tokens, num_heads, q_dim + q_rest))
+    of_keys = tokens, num_kv_heads, head_dim
+    k_new = k.input("k", f32, of_keys)
+    v_new = None if latent else k.input("v", f32, of_keys)
     slot_mapping = k.input("slot_mapping", s32, (tokens,))
     cos, sin = rope.input_angles(k, tokens)
-    norms = [
-        k.input(f"{name}_norm", f32, (head_dim,), constant=True) for name in ("q", "k") if qk_norm
-    ]
-    q_out = k.output("q_out", f32, (tokens, num_heads, head_dim))
-    shape = tokens, num_kv_heads, head_dim
-    k_out = k.output("k_out", f32, shape) if keys else None
+    normalized = (
+        {"k_norm": head_dim - q_dim} if latent else dict.fromkeys(("q_norm", "k_norm"), head_dim)
+    )
+    norms = [k.input(name, f32, (n,), constant=True) for name, n in normalized.items() if qk_norm]
+    q_out = k.output("q_out", f32, (tokens, num_heads, q_dim))
+    rest_out = k.output("q_rest", f32, (tokens, num_heads, q_rest)) if q_rest else None
+    k_out = k.output("k_out", f32, of_keys) if keys else None
     units = num_heads + num_kv_heads  # warps per token
     k.launch((-(-tokens * units // config.warps),), WARP * config.warps)
 
     warp = k.block_id() * config.warps + k.warp_id
     with k.when(warp < tokens * units):
         token, unit = warp // units, warp % units
-        head = _Head(k, head_dim, rope)
-
-        def rotated(vector: Pointer, norm: list[Pointer]) -> list[Run]:
-            values = head.load(vector)
-            values = head.normalize(values, norm[0], eps) if norm else values
-            return head.runs(head.rotate(values, cos.at(token), sin.at(token)))
-
+        head = _Head(k, q_dim, rope)
+        # all loads precede the first use: nothing else hides their latency
+        angles = head.load_angles(cos.at(token), sin.at(token))
+        rank = head_dim - q_dim  # of the latent vector before a rotated key
         with k.when(unit < num_heads) as query:
-            store_runs(k, q_out.at(token, unit), rotated(q_new.at(token, unit), norms[:1]))
+            row = q_new.at(token, unit)
+            values = head.load(row.at(q_rest) if latent else row)
+            weight = head.load(norms[0]) if norms and not latent else None
+            rest = _copied(k, row if latent else row.at(head_dim), q_rest)
+            store_runs(k, q_out.at(token, unit), head.rotated(values, angles, weight, eps))
+            if rest_out is not None:
+                store_runs(k, rest_out.at(token, unit), rest)
         with query.otherwise():
             kv_head = unit - num_heads
+            slot = slot_mapping.at(token).load().bits(u32)  # a negative slot is a huge u32
+            row = k_new.at(token, kv_head)
+            values = head.load(row.at(rank))
+            weight = head.load(norms[1]) if norms and not latent else None
+            value = [] if v_new is None else head.load(v_new.at(token, kv_head))
+            spread = Spread.evenly(k, (rank,), RUN)
+            vector = spread.load(row)
+            of_vector = spread.load(norms[0]) if norms and latent else None
+
+            def key() -> list[Run]:
+                turned = head.rotated(values, angles, weight, eps)
+                if not latent:
+                    return turned
+                normal = vector
+                if of_vector is not None:
+                    normal = _normalized(k, vector, of_vector, count=rank, eps=eps)
+                turned = [replace(run, first=run.first + rank) for run in turned]
+                return [*spread.runs(normal), *turned]
+
             turned = None
             if k_out is not None:
-                turned = rotated(k_new.at(token, kv_head), norms[1:])
+                turned = key()
                 store_runs(k, k_out.at(token, kv_head), turned)
-            slot = slot_mapping.at(token).load().bits(u32)  # a negative slot is a huge u32
             with k.when(slot < min(num_pages * page_size, 1 << 31)):
                 index = slot // page_size, kv_head, slot % page_size
-                turned = turned or rotated(k_new.at(token, kv_head), norms[1:])
-                k_pages.store(k, index, turned, lanes=WARP)
-                v_pages.store(k, index, head.runs(head.load(v_new.at(token, kv_head))), lanes=WARP)
+                k_pages.store(k, index, turned or key(), lanes=WARP)
+                if value:
+                    v_pages[0].store(k, index, head.runs(value), lanes=WARP)
+
+
+def _copied(k: Builder, vector: Pointer, count: int) -> list[Run]:
+    """Loads `count` f32 at `vector`, one per lane at a time, as runs for `store_runs`."""
+    runs = []
+    for start in range(0, count, WARP):
+        first = k.lane_id + start
+        inside = first < count if start + WARP > count else None
+        runs.append(Run(first, [vector.at(first).load(where=inside)], inside))
+    return runs
 
 
 def _case(label: str, dtype: str, head_dim: int, rope_dim: int, **variant: Any) -> Case:
     sizes = dict(tokens=4, num_heads=32, num_kv_heads=8, num_pages=1024, page_size=16, eps=1e-6)
     shape = dict(head_dim=head_dim, rope_dim=rope_dim, dtype=dtype)
-    return Case.of(rope_append, label, **sizes, **shape, **variant)
+    return Case.of(rope_append, label, **sizes | shape | variant)
+
+
+def _latent_case(dtype: str) -> Case:
+    """Returns a case with DeepSeek-V2's rows, with 16 heads of 128 + 64 elements."""
+    heads = dict(num_heads=16, num_kv_heads=1, latent=True, q_rest=128)
+    return _case(f"{dtype}-latent", dtype, 576, 64, interleaved=True, qk_norm=True, **heads)
 
 
 _EXAMPLES = (
@@ -171,6 +244,8 @@ _EXAMPLES = (
     _case("llama-keys", "bf16", 128, 128, interleaved=True, keys=True),
     _case("gemma4-bf16", "bf16", 512, 512, interleaved=False, qk_norm=True),
     _case("gemma4-int8", "int8", 512, 512, interleaved=False, qk_norm=True),
+    _case("qwen3.5-bf16", "bf16", 256, 64, interleaved=False, qk_norm=True, q_rest=256),
+    *(_latent_case(dtype) for dtype in ("bf16", "int8")),
 )
 
 

@@ -73,10 +73,10 @@ class Attention(nnx.Module):
         """
         residual = x if residual is None else residual
         norms: Any = self.q_norm, self.k_norm
+        gate = None
         if self._is_plain:
             ahead = [self.output]
             q, kv = kv.project(x, self.first, self.norm, norms, self.head_dim, ahead)
-            gate = None
         else:
             q, gate, kv = self._projected(x, kv, norms)
         seen: dict[str, Any] = {
@@ -87,12 +87,13 @@ class Attention(nnx.Module):
         if self.sinks is not None:
             seen["sinks"] = self.sinks.get_value()
         added_to = None if self._adds_separately else residual
-        if gate is not None or self._is_padded:
+        if self._is_padded:
             y = kv.attention(q, **seen)[..., : self.head_dim]
-            y = y.reshape(*y.shape[:-2], -1)
             y = y if gate is None else y * jax.nn.sigmoid(gate)
+            y = y.reshape(*y.shape[:-2], -1)
             y = linear(y, self.output, residual=added_to, prefetch=prefetch)[0]
         else:
+            seen |= {} if gate is None else {"gate": gate}
             y = kv.attend(q, self.output, added_to, prefetch, **seen)
         if self._adds_separately:
             y = added(residual, y, self.post_norm, self.residual_scale)
@@ -131,16 +132,20 @@ class Attention(nnx.Module):
     def _projected(self, x: Array, kv: KV, norms: Any) -> tuple[Array, Array | None, KV]:
         """Projects x step by step, without fusing, for layers that are not plain.
 
-        Returns the queries, their output gate (None if absent), and `kv` updated with x's keys and
-        values.
+        Returns the queries, their output gate (..., heads, head_dim), None if absent, and `kv`
+        updated with x's keys and values.
         """
         q, *kv_rows = linear(x, *self.first, norm=self.norm, prefetch=[self.output])
-        q, gate = self._gated(q)
         if self.q_norm is not None and not self._per_head(self.q_norm):
             normalized = zip(norms, (q, *kv_rows[:1]), strict=True)
             q, kv_rows[0] = (norm(y) for norm, y in normalized)
             norms = None, None
-        q = heads(q, self.head_dim)
+        # gate rows follow those of each head
+        gate_dim, gate = self.head_dim if self.output_gate else 0, None
+        q = heads(q, self.head_dim + gate_dim)
+        if self.output_gate and self._is_padded:
+            q, gate = jnp.split(q, 2, axis=-1)
+            gate_dim = 0
         if not kv_rows:
             return kv.query(*self._widened(q, norms[0])), gate, kv
         k, v = (heads(y, self.head_dim) for y in (kv_rows[0], kv_rows[-1]))
@@ -150,24 +155,14 @@ class Attention(nnx.Module):
             self._widened(x, norm) for x, norm in zip((q, k, v), (*norms, None), strict=True)
         )
         (q, q_norm), (k, k_norm), (v, _) = widened
-        q, kv = kv.append(q, k, v, norms=(q_norm, k_norm))  # normalizes, rotates, stores
-        return q, gate, kv
+        # normalizes, rotates, stores
+        q, rest, kv = kv.append(q, k, v, norms=(q_norm, k_norm), q_rest=gate_dim)
+        return q, gate if rest is None else rest, kv
 
     @property
     def _adds_separately(self) -> bool:
         """Whether a norm or factor between output projection and residual prevents fusing them."""
         return self.post_norm is not None or self.residual_scale is not None
-
-    def _gated(self, q: Array) -> tuple[Array, Array | None]:
-        """Splits the query projection into queries and output gate, (..., heads * head_dim) each.
-
-        The gate is None if the layer has none.
-        """
-        if not self.output_gate:
-            return q, None
-        both = q.reshape(*q.shape[:-1], -1, 2, self.head_dim)
-        queries, gate = (both[..., i, :].reshape(*q.shape[:-1], -1) for i in range(2))
-        return queries, gate
 
     def _per_head(self, norm: Norm) -> bool:
         """Returns whether a norm applies per head, so that it can be fused with rotation."""
@@ -217,10 +212,17 @@ class Fresh:
         """
         ys = linear(x, *projections, norm=norm, prefetch=prefetch)
         q, k, v = (heads(y, head_dim) for y in ys)
-        return self.append(q, k, v, norms)
+        q, _, kv = self.append(q, k, v, norms)
+        return q, kv
 
-    def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Fresh]:
-        """Normalizes and rotates queries and keys; returns scaled q, and self with k and v."""
+    def append(
+        self, q: Array, k: Array, v: Array, norms: Norms, q_rest: int = 0
+    ) -> tuple[Array, Array | None, Fresh]:
+        """Normalizes and rotates queries and keys.
+
+        Returns scaled q, the last `q_rest` elements of its rows (None if 0), which are not part of
+        the query, and self with k and v.
+        """
         k, v = repeat_kv_heads(self.pages, k, v)
         if self.pages:
             vectors = [flat_rows(x) for x in (q, k, v)]
@@ -228,12 +230,16 @@ class Fresh:
             rotation = self.rotation._replace(cos=flat_rows(cos), sin=flat_rows(sin))
             # attends to returned keys, because those in pages may be rounded
             args = vectors, self.pages, self.slots, rotation, norms
-            rotated, *stored, keys = _appended(*args, return_keys=True)
-            q, k, pages = rotated.reshape(q.shape), keys.reshape(k.shape), tuple(stored)
+            *queries, pages, keys = _appended(*args, q_rest=q_rest, return_keys=True)
+            q, *rest = (x.reshape(*q.shape[:-1], -1) for x in queries)
+            k = keys.reshape(k.shape)
         else:
+            rest = [q[..., -q_rest:]] if q_rest else []
+            q = q[..., : k.shape[-1]]
             q, k = (_rotated(x, norm, self.rotation) for x, norm in zip((q, k), norms, strict=True))
             pages = ()
-        return _scaled(q, self.temperature), dataclasses.replace(self, pages=pages, k=k, v=v)
+        kv = dataclasses.replace(self, pages=pages, k=k, v=v)
+        return _scaled(q, self.temperature), rest[0] if rest else None, kv
 
     def store(self, rows: Array) -> Fresh:
         """Writes `rows` (batch, time, 1, n), latent vectors with shared keys, to the pages, if any.
@@ -249,12 +255,14 @@ class Fresh:
         """Normalizes, rotates and scales q, for layers that share an earlier layer's KV."""
         return _scaled(_rotated(q, norm, self.rotation), self.temperature)
 
-    def attention(self, q: Array, **seen: Any) -> Array:
+    def attention(self, q: Array, *, gate: Array | None = None, **seen: Any) -> Array:
         """Returns causal attention of q (batch, time, num_heads, head_dim).
 
-        seen: options of `jax_q4k.causal_attention`.
+        gate: like q; its sigmoid multiplies the result. seen: options of
+        `jax_q4k.causal_attention`.
         """
-        return jq.causal_attention(q, self.k, self.v, self.lengths, **seen)
+        y = jq.causal_attention(q, self.k, self.v, self.lengths, **seen)
+        return y if gate is None else y * jax.nn.sigmoid(gate)
 
     def attend(
         self, q: Array, output: Linear, residual: Array | None, prefetch: Prefetch = (), **seen: Any
@@ -300,7 +308,8 @@ class Paged:
         if not fusible(*projections) or projections[1].weight.shape[0] != kv_rows:
             ys = linear(x, *projections, norm=norm, prefetch=prefetch)
             q, k, v = (heads(y, head_dim) for y in ys)
-            return self.append(q, k, v, norms)
+            q, _, kv = self.append(q, k, v, norms)
+            return q, kv
         options = _of_heads(self.pages, self.rotation, norms)
         options |= {"head_eps": options.pop("eps"), "biases": [p.bias for p in projections]}
         x, normalizing = normalized(x, norm)
@@ -310,23 +319,45 @@ class Paged:
         q, *pages = jq.qkv_rope_append(x, weights, **options, **normalizing)
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=tuple(pages))
 
-    def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Paged]:
+    def append(
+        self, q: Array, k: Array, v: Array, norms: Norms, q_rest: int = 0
+    ) -> tuple[Array, Array | None, Paged]:
         """Like `Fresh.append`, for heads (batch, heads, head_dim)."""
         k, v = repeat_kv_heads(self.pages, k, v)
-        q, *pages = _appended([q, k, v], self.pages, self.slots, self.rotation, norms)
-        return _scaled(q, self.temperature), dataclasses.replace(self, pages=tuple(pages))
+        args = [q, k, v], self.pages, self.slots, self.rotation, norms
+        q, *rest, pages = _appended(*args, q_rest=q_rest)
+        kv = dataclasses.replace(self, pages=pages)
+        return _scaled(q, self.temperature), rest[0] if rest else None, kv
+
+    def append_latent(
+        self, q: Array, rows: Array, norm: RMSNorm, q_rest: int
+    ) -> tuple[Array, Array, Paged]:
+        """Normalizes latent vectors, rotates their keys and stores both; rotates queries.
+
+        q: (batch, num_heads, q_rest + rope_dim). rows: (batch, rank + rope_dim), latent vectors and
+        shared keys, as wide as a row of the pages. Returns the first `q_rest` elements of queries,
+        the rotated others, and self with the updated pages.
+        """
+        options = self.rotation._asdict() | scales(self.pages)
+        options |= {"k_norm": norm.weight, "eps": norm.eps, "q_rest": q_rest}
+        latent = rows[:, None], None, self.pages[0], None, self.slots
+        rotated, rest, *pages = jq.rope_append(q, *latent, **options)
+        return rest, rotated, dataclasses.replace(self, pages=tuple(pages))
 
     def store(self, rows: Array) -> Paged:
         """Like `Fresh.store`, for rows (batch, 1, n)."""
         pages = append_latent(self.pages, rows, self.slots)
         return dataclasses.replace(self, pages=pages)
 
-    def latent_attention(self, q: Array, rank: int, *, scale: float) -> Array:
+    def latent_attention(
+        self, q: Array, rank: int, *, scale: float, q_rest: Array | None = None
+    ) -> Array:
         """Returns attention of q (batch, num_heads, n) over the latent cache.
 
-        The result is (batch, num_heads, rank).
+        The result is (batch, num_heads, rank). q_rest: see `jax_q4k.paged_attention`.
         """
-        options = {"value_dim": rank, "scale": scale} | self._options
+        rest = None if q_rest is None else self._of_sequences(q_rest)
+        options = {"value_dim": rank, "scale": scale, "q_rest": rest} | self._options
         args = self._of_sequences(q), self.pages[0], None, self.block_tables, self.lens
         return jq.paged_attention(*args, **options).reshape(*q.shape[:-1], rank)
 
@@ -334,21 +365,29 @@ class Paged:
         """Like `Fresh.query`, for q (batch, heads, head_dim)."""
         return _scaled(_rotated(q, norm, self.rotation), self.temperature)
 
-    def attention(self, q: Array, **seen: Any) -> Array:
+    def attention(self, q: Array, *, gate: Array | None = None, **seen: Any) -> Array:
         """Like `Fresh.attention`, for q (batch, num_heads, head_dim)."""
-        return jq.paged_attention(*self._paged_args(q), **seen | self._options).reshape(q.shape)
+        options = seen | self._options | {"gate": self._gate(gate)}
+        return jq.paged_attention(*self._paged_args(q), **options).reshape(q.shape)
 
     def attend(
-        self, q: Array, output: Linear, residual: Array | None, prefetch: Prefetch = (), **seen: Any
+        self,
+        q: Array,
+        output: Linear,
+        residual: Array | None,
+        prefetch: Prefetch = (),
+        *,
+        gate: Array | None = None,
+        **seen: Any,
     ) -> Array:
         """Like `Fresh.attend`, but returns (batch, hidden_size)."""
         if not fusible(output):
-            out = self.attention(q, **seen).reshape(len(q), -1)
+            out = self.attention(q, gate=gate, **seen).reshape(len(q), -1)
             return linear(out, output, residual=residual, prefetch=prefetch)[0]
         if residual is not None:
             residual = self._of_sequences(residual)
         options = seen | self._options | {"bias": output.bias, "residual": residual}
-        options["prefetch"] = weights_of(prefetch)
+        options |= {"prefetch": weights_of(prefetch), "gate": self._gate(gate)}
         y = jq.paged_attention_matmul(*self._paged_args(q), output.weight, **options)
         return y.reshape(len(q), -1)
 
@@ -357,6 +396,9 @@ class Paged:
         """Keyword arguments of paged attention: scales of int8 pages, and lengths of chunks."""
         of_pieces = {} if self.lengths is None else {"lengths": self.lengths}
         return scales(self.pages) | of_pieces
+
+    def _gate(self, gate: Array | None) -> Array | None:
+        return None if gate is None else self._of_sequences(gate)
 
     def _of_sequences(self, x: Array) -> Array:
         """Reshapes chunks' tokens (batch * time, ...) to (batch, time, ...)."""
@@ -379,16 +421,21 @@ def _appended(
     rotation: Rotation,
     norms: Norms,
     *,
+    q_rest: int = 0,
     return_keys: bool = False,
-) -> tuple[Array, ...]:
+) -> list[Any]:
     """Normalizes and rotates queries and keys, and stores keys and values in the pages.
 
-    vectors: queries, keys and values (tokens, heads, head_dim). return_keys: see `jq.rope_append`.
-    Returns queries, then the updated pages, then with `return_keys` the keys.
+    vectors: queries, keys and values (tokens, heads, head_dim). q_rest, return_keys: see
+    `jq.rope_append`. Returns queries, with `q_rest` the rest of their rows, the updated pages as a
+    tuple, and with `return_keys` the keys.
     """
     q, k, v = vectors
-    options = _of_heads(pages, rotation, norms) | {"return_keys": return_keys}
-    return jq.rope_append(q, k, v, pages[0], pages[1], slots, **options)
+    options = _of_heads(pages, rotation, norms) | {"q_rest": q_rest, "return_keys": return_keys}
+    results = jq.rope_append(q, k, v, pages[0], pages[1], slots, **options)
+    first = 1 + bool(q_rest)
+    end = first + len(pages)
+    return [*results[:first], results[first:end], *results[end:]]
 
 
 def _of_heads(pages: Pages, rotation: Rotation, norms: Norms) -> dict[str, Any]:

@@ -29,12 +29,15 @@ class Whole(Fresh):
     rotates: bool = True
     alibi: float = 0.0
 
-    def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Whole]:
-        """Normalizes and rotates queries and keys; returns q, and self with k and v."""
+    def append(
+        self, q: Array, k: Array, v: Array, norms: Norms, q_rest: int = 0
+    ) -> tuple[Array, Array | None, Whole]:
+        """Normalizes and rotates queries and keys; returns q, None, and self with k and v."""
+        assert not q_rest  # no encoder has an output gate
         if self.rotates:
             return super().append(q, k, v, norms)  # type: ignore[return-value]
         q, k = (x if norm is None else norm(x) for x, norm in zip((q, k), norms, strict=True))
-        return q, dataclasses.replace(self, k=k, v=v)
+        return q, None, dataclasses.replace(self, k=k, v=v)
 
     def attention(self, q: Array, **seen: Any) -> Array:
         """Returns attention of q (batch, time, num_heads, head_dim) to all tokens of its text.

@@ -14,7 +14,7 @@ from jax import Array
 import jax_q4k as jq
 
 from ...config.attention_fields import Latent
-from .attention import KV, Fresh
+from .attention import KV, Fresh, Paged
 from .experts import ExpertLinear
 from .linear import Linear, Norm, Prefetch, RMSNorm, linear
 
@@ -67,25 +67,46 @@ class LatentAttention(nnx.Module):
         residual: x if None. prefetch: projections that run next.
         """
         residual = x if residual is None else residual
-        q, latent, shared = self._projected(x)
+        q, rows = self._projected(x)
+        if isinstance(kv, Paged) and self._fills_pages:
+            part = self.head_dim - self.rope_dim
+            q, rotated, kv = kv.append_latent(q, rows, self.kv_a_norm, part)
+            q, rank = _of_heads(self.key_b, q), self.shape.rank
+            y = kv.latent_attention(q, rank, scale=self._scale, q_rest=rotated)
+            y = _of_heads(self.value_b, y)
+        else:
+            y, kv = self._by_steps(q, rows, kv)
+        y = y.reshape(*y.shape[:-2], -1)
+        return linear(y, self.output, residual=residual, prefetch=prefetch)[0], kv
+
+    @property
+    def _fills_pages(self) -> bool:
+        """Whether a latent vector and its shared key fill a row of the cache without padding."""
+        shape, rope_dim = self.shape, self.rope_dim
+        whole = shape.rank, shape.rank + rope_dim
+        return (shape.stored_rank, shape.stored_dim(rope_dim)) == whole
+
+    def _by_steps(self, q: Array, rows: Array, kv: KV) -> tuple[Array, KV]:
+        """Attends without fusing: for prompts, and for rows that do not fill those of the cache.
+
+        Returns attention (..., heads, value_dim), and the updated `kv`.
+        """
         part = self.head_dim - self.rope_dim
-        turned = q[..., part:], shared[..., None, :]
+        latent, shared = jnp.split(rows, (self.shape.rank,), axis=-1)
+        latent, turned = self._normalized(latent), (q[..., part:], shared[..., None, :])
         turned_q, turned_k = (jq.rotate(y, **kv.rotation._asdict()) for y in turned)
         keys = self._stored(latent[..., None, :], turned_k)
         kv = kv.store(keys)
         if isinstance(kv, Fresh) and self._can_decode:
             q = jnp.concatenate([q[..., :part], turned_q], axis=-1)
-            y = self._unabsorbed(kv, q, latent, turned_k)
+            return self._unabsorbed(kv, q, latent, turned_k), kv
+        q = self._stored(_of_heads(self.key_b, q[..., :part]), turned_q)
+        if isinstance(kv, Fresh):
+            values = latent[..., None, :]
+            y = jq.causal_attention(q, keys, values, kv.lengths, scale=self._scale)
         else:
-            q = self._stored(_of_heads(self.key_b, q[..., :part]), turned_q)
-            if isinstance(kv, Fresh):
-                values = latent[..., None, :]
-                y = jq.causal_attention(q, keys, values, kv.lengths, scale=self._scale)
-            else:
-                y = kv.latent_attention(q, self.shape.stored_rank, scale=self._scale)
-            y = _of_heads(self.value_b, y[..., : self.shape.rank])
-        y = y.reshape(*y.shape[:-2], -1)
-        return linear(y, self.output, residual=residual, prefetch=prefetch)[0], kv
+            y = kv.latent_attention(q, self.shape.stored_rank, scale=self._scale)
+        return _of_heads(self.value_b, y[..., : self.shape.rank]), kv
 
     @property
     def _can_decode(self) -> bool:
@@ -107,16 +128,15 @@ class LatentAttention(nnx.Module):
         parts = (_widened(latent, between), _widened(rotated, padding))
         return jnp.concatenate(parts, axis=-1)
 
-    def _projected(self, x: Array) -> tuple[Array, Array, Array]:
-        """Returns queries (..., heads, head_dim), latent vectors and shared keys."""
+    def _projected(self, x: Array) -> tuple[Array, Array]:
+        """Returns queries (..., heads, head_dim), and rows of a latent vector and a shared key."""
         if self.query is not None:
-            q, both = linear(x, *self.first, norm=self.norm)
+            q, rows = linear(x, *self.first, norm=self.norm)
         else:
             assert self.query_a is not None and self.query_b is not None
-            q, both = linear(x, *self.first, norm=self.norm, prefetch=[self.query_b])
+            q, rows = linear(x, *self.first, norm=self.norm, prefetch=[self.query_b])
             (q,) = linear(q, self.query_b, norm=self.query_a_norm)
-        latent, shared = jnp.split(both, (self.shape.rank,), axis=-1)
-        return q.reshape(*q.shape[:-1], -1, self.head_dim), self._normalized(latent), shared
+        return q.reshape(*q.shape[:-1], -1, self.head_dim), rows
 
     def _normalized(self, latent: Array) -> Array:
         """Applies `kv_a_norm` to latent vectors in XLA; a PTX kernel would need a copy of them."""

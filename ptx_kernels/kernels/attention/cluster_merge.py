@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...ptx import Builder, Value, all_of, f32
 from ..vectors import load_floats, store_floats
 from .context import QueryHeads
@@ -39,15 +41,18 @@ class ClusterState:
         `warps`: per thread block. All threads must reach it.
         """
         k, state = self._k, self._state
-        k.cluster_barrier()
         worker, workers = k.warp_id * self._splits + k.cluster_rank, self._splits * warps
         shape = state.queries, state.groups
         pieces = list(Piece.of_warp(k, *shape, worker, workers, self._run))
+        gates: list[Sequence[Value] | None] = [None] * len(pieces)
+        if result.gate is not None:  # loaded before the barrier, which hides their latency
+            gates = [result.gates(sequence, heads.of(piece), piece) for piece in pieces]
+        k.cluster_barrier()
         values = [self._merged(piece) for piece in pieces]
         k.cluster_barrier()  # no block may exit while others read its share
-        for piece, value in zip(pieces, values, strict=True):
+        for piece, value, of_piece in zip(pieces, values, gates, strict=True):
             with heads.owned(piece) as head:
-                result.store(sequence, head, piece, value)
+                result.store(sequence, head, piece, value, of_piece)
 
     def _merged(self, piece: Piece) -> list[Value]:
         """Returns o / l merged over the cluster, for the lane's dimensions of the piece."""

@@ -70,6 +70,13 @@ class QueryHeads:
         members = [self._in_group(i) for i in numbers]
         return [logits.at(self.kv_head * self._group + i).load() * LOG2_E for i in members]
 
+    def of(self, piece: Piece) -> Value:
+        """Returns the query head of a piece, or the head that it repeats."""
+        member = self._of_block + piece.query
+        if self._ragged:
+            member = self._k.minimum(member, self._group - 1)
+        return self.kv_head * self._group + member
+
     @contextlib.contextmanager
     def owned(self, piece: Piece) -> Iterator[Value]:
         """Yields the query head of a piece; the body is skipped if the head is a repetition."""
@@ -93,7 +100,9 @@ class Task:
     """Decode attention of one thread block: its query heads over its split's tokens of a sequence.
 
     Attributes:
-      q: f32 (batch, num_heads, head_dim).
+      q: f32 (batch, num_heads, head_dim); with `q_rest`, (batch, num_heads, value_dim).
+      q_rest: f32 (batch, num_heads, head_dim - value_dim), the rest of the queries, if `q` has only
+        the elements that values have, too; else None.
       dtype: of the pages, see `PAGE_TYPES`.
       values: pages of values; None if the pages are latent.
       value_dim: width of the values.
@@ -104,6 +113,7 @@ class Task:
     """
 
     q: Pointer
+    q_rest: Pointer | None
     dtype: str
     heads: QueryHeads
     keys: Pages

@@ -66,14 +66,20 @@ def _attention(
 
 
 def _latent(
-    dtype: str, group: int, *, label: str = "", splits: int = 64, cluster: bool = False
+    dtype: str,
+    group: int,
+    *,
+    label: str = "",
+    splits: int = 64,
+    cluster: bool = False,
+    **more: Any,
 ) -> Case:
     """Returns a decode attention case with latent rows of 576, of which 512 are values.
 
     DeepSeek-V2 has this shape.
     """
     options: dict[str, Any] = {"label": f"-latent{label}", "splits": splits, "cluster": cluster}
-    return _attention(dtype, 576, group, num_kv_heads=1, value_dim=512, **options)
+    return _attention(dtype, 576, group, num_kv_heads=1, value_dim=512, **options, **more)
 
 
 def _merge(name: str, head_dim: int, **options: Any) -> Case:
@@ -177,12 +183,15 @@ _ATTENTIONS = (
     _attention("bf16", 128, 4, label="-f16", output="f16"),
     _attention("bf16", 256, 2, label="-f16", output="f16"),
     _attention("int8", 64, 8, label="-cluster-f16", splits=8, cluster=True, output="f16"),
+    _attention(
+        "bf16", 256, 8, label="-cluster-gate", num_kv_heads=2, splits=8, cluster=True, gate=True
+    ),
     *(_attention(dtype, 512, 8, num_kv_heads=4) for dtype in ("bf16", "f32", "int8", "fp8")),
     *(_latent(dtype, 16) for dtype in ("bf16", "f32", "f16", "int8", "fp8")),
     _latent("bf16", 20, splits=33),
     _latent("bf16", 128, splits=8),
     _latent("bf16", 16, label="-whole", splits=1),
-    _latent("bf16", 16, label="-cluster", splits=8, cluster=True),
+    _latent("bf16", 16, label="-cluster", splits=8, cluster=True, q_rest=True),
 )
 
 _MERGES = (

@@ -27,17 +27,18 @@ def merge_attention(
     head_dim: int,
     splits: int,
     output: str = "f32",
+    gate: bool = False,
     config: MergeConfig = MergeConfig(),
 ) -> None:
     """Kernel: merges the partial results (`parts`, `marks`) that `paged_attention` left per split.
 
     A split is merged like attention adds a token: it has a highest score, a sum of weights, and
-    weighted values. An empty split has a score below all others and sums of 0. Results: see
-    `declare_result`.
+    weighted values. An empty split has a score below all others and sums of 0. Results, and
+    `gate`: see `declare_result`.
     """
     parts = k.input("parts", f32, (batch, num_heads, splits, head_dim))
     marks = k.input("marks", f32, (batch, num_heads, splits, 2))
-    result = declare_result(k, batch, num_heads, head_dim, output)
+    result = declare_result(k, batch, num_heads, head_dim, output, gate=gate)
     k.launch((num_heads, batch), WARP * config.warps)
     spread = Spread.in_runs(k, head_dim, RUN)
     streams = WARP // spread.lanes * config.warps
@@ -54,4 +55,5 @@ def merge_attention(
     for some in merge_lanes(softmax, head_dim, Team(k, config.warps)).merged(result.run):
         for piece, merged in some:
             with contextlib.nullcontext() if piece.known is None else k.when(piece.known):
-                result.store(sequence, head, piece, merged.normalized(k))
+                gates = result.gates(sequence, head, piece)
+                result.store(sequence, head, piece, merged.normalized(k), gates)

@@ -140,6 +140,8 @@ def paged_attention(
     dtype: str = "f32",
     softmax: Softmax,
     value_dim: int | None = None,
+    q_rest: bool = False,
+    gate: bool = False,
     output: str = "f32",
     config: PagedAttentionConfig = _DEFAULT,
 ) -> None:
@@ -155,6 +157,10 @@ def paged_attention(
       value_dim: if set, the pages are latent: values are the first `value_dim` elements of the
         keys' rows, which are read once. None means that values have their own pages, as wide as the
         keys'.
+      q_rest: q has the first value_dim elements of the queries of latent pages, and an operand
+        `q_rest` the others.
+      gate: the sigmoid of an operand `gate`, f32 (batch, num_heads, width of values), multiplies
+        the results; only with one split or a cluster.
       output: `f32`, or with one split or a cluster `q8_1` or `f16`; see `declare_result`. With
         several splits and no cluster, the results are `Parts`.
     """
@@ -164,19 +170,26 @@ def paged_attention(
     if config.tensor_cores:
         check_tensor_cores(config, dtype, head_dim, pages.page_size, latent=value_dim is not None)
     splits, queries = config.splits, min(config.queries, group)
-    q = k.input("q", f32, (batch, num_heads, head_dim))
+    out_dim = _value_dim(head_dim, value_dim)
+    if q_rest and out_dim == head_dim:
+        raise KernelError(f"q_rest=True needs value_dim={value_dim} below head_dim={head_dim}")
+    q = k.input("q", f32, (batch, num_heads, out_dim if q_rest else head_dim))
     shape = pages.shape(heads.num_kv_heads, head_dim)
     keys, *value_pages = declare_pages(k.input, dtype, shape, latent=value_dim is not None)
     values = value_pages[0] if value_pages else None
-    out_dim = _value_dim(head_dim, value_dim)
     tables = batch, pages.pages_per_sequence
     block_tables = None if pages.contiguous else k.input("block_tables", s32, tables)
     context_lens = k.input("context_lens", s32, (batch,))
     sink_logits = softmax.input_sinks(k, num_heads)
+    rest_shape = batch, num_heads, head_dim - out_dim
+    rest = k.input("q_rest", f32, rest_shape) if q_rest else None
     result: Result | Parts
     if config.cluster or splits == 1:
         heads_per_block = config.whole_heads(group)
-        result = declare_result(k, batch, num_heads, out_dim, output, heads_per_block)
+        shape_of_result = batch, num_heads, out_dim
+        result = declare_result(k, *shape_of_result, output, heads_per_block, gate=gate)
+    elif gate:
+        raise KernelError(f"gate=True needs one split or a cluster, not splits={splits}")
     else:
         result = declare_parts(k, batch, num_heads, out_dim, output, splits)
 
@@ -193,6 +206,7 @@ def paged_attention(
     mine = [query_heads.index(i) for i in range(queries)]
     task = Task(
         q=q,
+        q_rest=rest,
         dtype=dtype,
         heads=query_heads,
         keys=keys,
@@ -223,7 +237,8 @@ def paged_attention(
                 if isinstance(result, Parts):
                     result.store(sequence, head, split, piece, share)
                 else:
-                    result.store(sequence, head, piece, share.normalized(k))
+                    gates = result.gates(sequence, head, piece)
+                    result.store(sequence, head, piece, share.normalized(k), gates)
 
 
 def _attend_by_lanes(
@@ -243,8 +258,7 @@ def _attend_by_lanes(
     else:
         spread = held = Spread.in_runs(k, head_dim, run)
     streams = _Streams(k, spread.lanes, task.team, config.unroll)
-    rows = [task.q.at(task.table.sequence, head) for head in mine]
-    query = [[x * task.softmax.factor for x in spread.load(row)] for row in rows]
+    query = [[x * task.softmax.factor for x in _query(k, task, spread, head)] for head in mine]
     softmax = OnlineSoftmax(k, len(mine), held)
     if task.sinks is not None:
         logits = task.heads.load(task.sinks, softmax.owned())
@@ -260,6 +274,16 @@ def _attend_by_lanes(
         scores = _scores(k, task, softmax, query, k_rows)
         softmax.add(scores, [token.seen for token in tokens], v_rows)
     return merge_lanes(softmax, out_dim, task.team)
+
+
+def _query(k: Builder, task: Task, spread: Spread, head: Value) -> list[Value]:
+    """Loads a lane's share of the query of `head`, laid out like the keys."""
+    index, rest = (task.table.sequence, head), task.q_rest
+    if rest is None:
+        return spread.load(task.q.at(*index))
+    front = spread.front(task.value_dim // WARP)
+    others = Spread.evenly(k, rest.shape[-1:], max(length for _, length, _ in spread.parts))
+    return front.load(task.q.at(*index)) + others.load(rest.at(*index))
 
 
 def _check(config: PagedAttentionConfig) -> None:

@@ -119,6 +119,58 @@ def test_options_of_latent_pages(dtype, options, implementation):
     assert nmse(got, attention(q, keys, values, tables, lens, **options)) <= 1e-11
 
 
+@pytest.mark.grid
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("time", [None, 3])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8])
+def test_queries_in_two_arrays(dtype, time, implementation):
+    """Elements of latent queries beyond the values' may be an array of their own."""
+    (q, pages, scales, tables), _, _ = latent(dtype, 4, 96, 32)
+    q = q if time is None else jnp.stack([q, 2 * q, -q], axis=1)
+    args = pages, None, tables, np.array([3, 20, 33, 48])
+    with jq.implementation(implementation):
+        attend = functools.partial(jq.paged_attention, k_scales=scales, value_dim=32)
+        want = attend(q, *args)
+        got = attend(q[..., :32], *args, q_rest=q[..., 32:])
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("per_sequence", [3, 16])  # a cluster splits sixteen pages
+@pytest.mark.parametrize("clusters", [True, False])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_gated_results(dtype, clusters, per_sequence, implementation):
+    q, pages, v_pages, tables = arrays(2, 6, 2, 96, per_sequence=per_sequence)
+    pages, v_pages, gate = pages.astype(dtype), v_pages.astype(dtype), q[:, ::-1] * 3
+    args = pages, v_pages, tables, np.array([0, 16 * per_sequence])
+    with jq.implementation(implementation, clusters=clusters):
+        plain = jq.paged_attention(q, *args)
+        got = jq.paged_attention(q, *args, gate=gate)
+        half = jq.paged_attention(q.astype(jnp.bfloat16), *args, gate=gate.astype(jnp.bfloat16))
+    want = np.asarray(plain, np.float64) / (1 + np.exp(-np.asarray(gate, np.float64)))
+    assert nmse(got, want) <= 1e-12
+    assert half.dtype == jnp.bfloat16 and nmse(half, want) <= 1e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(q_rest=jnp.zeros((4, 16, 31))), ValueError, "q_rest has shape .*last axis of 32"),
+        (dict(q=jnp.zeros((4, 16, 64))), ValueError, r"q has shape .*head_dim=32"),
+        (dict(gate=jnp.zeros((4, 16, 64))), ValueError, "gate has shape .*last axis of 32"),
+        (dict(gate=jnp.zeros((4, 16, 32), int)), TypeError, "gate has dtype int"),
+        (dict(value_dim=None, v_pages=jnp.zeros((14, 1, 16, 64))), TypeError, "v_pages is given"),
+    ],
+)
+def test_queries_and_gates_that_do_not_fit(change, error, message):
+    (q, pages, _, tables), _, _ = latent(jnp.float32, 16, 64, 32)
+    good = dict(q=q[..., :32], q_rest=q[..., 32:], k_pages=pages, v_pages=None, value_dim=32)
+    good |= dict(block_tables=tables, context_lens=np.array([1, 2, 3, 4]))
+    with pytest.raises(error, match=message):
+        jq.paged_attention(**(good | change))
+
+
 def test_groups_and_vmap_of_latent_pages():
     (q, pages, _, tables), keys, values = latent(jnp.float32, 4, 96, 32)
     lens = np.array([48, 20, 33, 1])

@@ -110,6 +110,125 @@ def test_quantized_pages(dtype, tolerance, implementation, fused):
     np.testing.assert_array_equal(np.asarray(got[0])[rest], np.asarray(pages["k_pages"])[rest])
 
 
+@pytest.mark.grid
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "chain"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_the_rest_of_queries_rows(qk_norm, implementation, fused):
+    """A row of q holds 20 more elements, which change neither queries nor pages."""
+    a = operands(rope_dim=20, qk_norm=qk_norm)
+    rest = jnp.float32(rng.standard_normal((len(SLOTS), HEADS, 20)))
+    wide = a | {"q": jnp.concatenate([a["q"], rest], axis=-1), "q_rest": 20}
+    with jq.implementation(implementation, fused=fused):
+        q, *others = jq.rope_append(**a, interleaved=False, return_keys=True)
+        wide_q, got, *wide_others = jq.rope_append(**wide, interleaved=False, return_keys=True)
+    np.testing.assert_array_equal(got, rest)
+    for one, other in zip((q, *others), (wide_q, *wide_others), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+RANK = 64
+
+
+def latent_operands(dtype=jnp.float32):
+    """Rows of RANK elements and a key of DIM, and three heads of 24 + DIM."""
+    tokens = len(SLOTS)
+    rows = rng.standard_normal((PAGES, 1, SIZE, RANK + DIM), np.float32)
+    radians = rng.uniform(0, 1e5, (tokens, DIM // 2))
+    arrays = dict(q=rng.standard_normal((tokens, 3, 24 + DIM)), q_rest=24, v=None, v_pages=None)
+    arrays |= dict(k=rng.standard_normal((tokens, 1, RANK + DIM)), slot_mapping=jnp.array(SLOTS))
+    arrays |= dict(cos=jnp.float32(np.cos(radians)), sin=jnp.float32(np.sin(radians)))
+    arrays |= dict(k_norm=jnp.float32(rng.uniform(0.5, 2, RANK)), eps=EPS)
+    if dtype == jnp.int8:
+        arrays |= dict(k_scales=jnp.ones((PAGES, 1, SIZE)))
+        rows = np.rint(rows * 20)
+    return arrays | dict(
+        k_pages=jnp.asarray(rows, dtype), q=jnp.float32(arrays["q"]), k=jnp.float32(arrays["k"])
+    )
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "chain"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(jnp.float32, 1e-12), (jnp.bfloat16, 1e-5), (jnp.int8, 3e-4), (jnp.float8_e4m3fn, 2e-3)],
+)
+def test_latent_pages(dtype, tolerance, interleaved, implementation, fused):
+    a = latent_operands(dtype)
+    with jq.implementation(implementation, fused=fused):
+        q, rest, rows, *scales = jq.rope_append(**a, interleaved=interleaved)
+    np.testing.assert_array_equal(rest, a["q"][..., :24])
+    turned = {"q": a["q"][..., 24:], "k": a["k"][..., RANK:], "cos": a["cos"], "sin": a["sin"]}
+    want_q, key = exact(turned, interleaved)
+    assert nmse(q, want_q) <= 1e-12 and rows.dtype == dtype
+    x = np.asarray(a["k"][..., :RANK], np.float64)
+    vector = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + EPS) * np.asarray(a["k_norm"])
+    new = np.concatenate([vector, key], axis=-1)
+    stored, written = np.array(rows).astype(np.float64), np.zeros((PAGES, SIZE), bool)
+    for t, slot in enumerate(SLOTS):
+        if slot >= 0:
+            page, offset = divmod(int(slot), SIZE)
+            unit = scales[0][page, :, offset, None] if scales else 1
+            assert nmse(stored[page, :, offset] * unit, new[t]) <= tolerance
+            written[page, offset] = True
+    before = np.asarray(a["k_pages"])
+    np.testing.assert_array_equal(np.asarray(rows)[~written[:, None]], before[~written[:, None]])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_latent_pages_without_a_norm(implementation):
+    a = latent_operands()
+    ones = jnp.ones(RANK)
+    unit = a["k"][..., :RANK] / jnp.sqrt(jnp.mean(a["k"][..., :RANK] ** 2, -1, keepdims=True))
+    a["k"] = a["k"].at[..., :RANK].set(unit)
+    with jq.implementation(implementation):
+        want = jq.rope_append(**a | {"k_norm": ones, "eps": 0.0}, interleaved=True)
+        got = jq.rope_append(**a | {"k_norm": None, "eps": None}, interleaved=True)
+    np.testing.assert_array_equal(got[2][1, 0, 1, :RANK], unit[0, 0])
+    for one, other in zip(got, want, strict=True):
+        assert nmse(one, other) <= 1e-12
+
+
+def test_latent_pages_are_one_kernel_that_updates_in_place():
+    a = latent_operands()
+    static = {name: a.pop(name) for name in ("q_rest", "v", "v_pages", "eps")}
+    jitted = jax.jit(functools.partial(jq.rope_append, **static, interleaved=True))
+    text = jitted.trace(**a).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("__gpu$xla.gpu.ptx") == 1
+    assert text.count("#stablehlo.output_operand_alias<") == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (dict(v=jnp.zeros((3, 1, RANK + DIM))), TypeError, "v, q_norm and return_keys belong to"),
+        (dict(q_norm=jnp.ones(DIM)), TypeError, "belong to v_pages, which is None"),
+        (dict(return_keys=True), TypeError, "belong to v_pages, which is None"),
+        (dict(q_rest=23), ValueError, r"q has shape \(3, 3, 56\).*head_dim=55"),
+        (dict(q_rest=-1), ValueError, "q_rest=-1 must not be negative"),
+        (dict(q_rest=1.0), TypeError, "q_rest is of type float"),
+        (dict(k=jnp.zeros((3, 1, RANK))), ValueError, "k has shape"),
+        (dict(k_norm=jnp.ones(RANK + 1)), ValueError, r"k_norm has shape.*head_dim - rope_dim"),
+        (dict(eps=None), ValueError, "eps=None"),
+        (
+            dict(cos=jnp.ones((3, 8)), sin=jnp.ones((3, 8))),
+            ValueError,
+            "rope_dim=16 must be a multiple of 32 below the head_dim=96 of latent pages",
+        ),
+        (
+            dict(cos=jnp.ones((3, 48)), sin=jnp.ones((3, 48))),
+            ValueError,
+            "rope_dim=96 must be a multiple of 32 below the head_dim=96",
+        ),
+    ],
+)
+def test_latent_arguments_that_do_not_fit(call, error, message):
+    with pytest.raises(error, match=message):
+        jq.rope_append(**(latent_operands() | call), interleaved=True)
+
+
 def test_a_fusion_is_one_operation_and_a_chain_is_not():
     a = operands()
     names = {}

@@ -102,6 +102,19 @@ def calls(rows, sequences):
             interleaved=True,
             return_keys=True,
         ),
+        "rope_append of latent pages": lambda: jq.rope_append(
+            *[jnp.ones((rows, 8, 40)), jnp.ones((rows, 1, 64)), None, LATENT, None, slots],
+            *[q[:, 0, :16], q[:, 0, :16]],
+            interleaved=True,
+            q_rest=8,
+        ),
+        "rope_append with a gate": lambda: jq.rope_append(
+            *[jnp.ones((rows, 8, 48)), q[:, :2], q[:, :2], PAGES, PAGES, slots],
+            *[q[:, 0, :8], q[:, 0, :8]],
+            interleaved=True,
+            q_rest=16,
+            return_keys=True,
+        ),
         "qkv_rope_append": lambda: jq.qkv_rope_append(
             x, (W, DOWN2, DOWN2), PAGES, PAGES, slots, q[:, 0, :8], q[:, 0, :8], interleaved=True
         ),
@@ -115,6 +128,10 @@ def calls(rows, sequences):
         "paged_attention of latent pages": lambda: jq.paged_attention(
             jnp.ones((rows, 8, 64)), LATENT, None, *attention[3:], value_dim=32
         ),
+        "paged_attention of queries in two arrays": lambda: jq.paged_attention(
+            q, LATENT, None, *attention[3:], value_dim=32, q_rest=q
+        ),
+        "paged_attention with a gate": lambda: jq.paged_attention(*attention, gate=q),
         "paged_attention": lambda: jq.paged_attention(*attention),
         "paged_attention of pieces": lambda: jq.paged_attention(q[:, None], *attention[1:]),
         "paged_attention_matmul": lambda: jq.paged_attention_matmul(*attention, W),

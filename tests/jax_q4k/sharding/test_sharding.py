@@ -334,6 +334,15 @@ def attentions() -> dict[str, Case]:
             q, k, k, pages, pages, GROUPED_SLOTS, angles, angles, interleaved=True
         )
 
+    def latent_rope(q: Any, k: Any, pages: Any, slots: Any) -> Any:
+        weight = np.linspace(0.5, 2, 32, dtype=np.float32)
+        options: Any = {"interleaved": True, "k_norm": weight, "eps": 1e-5, "q_rest": 40}
+        return jq.rope_append(q, k, None, pages, None, slots, angles, angles, **options)
+
+    def gated(q: Any, k: Any, gate: Any, w: Any) -> jax.Array:
+        options = {"gate": gate, "activations": "f32"}
+        return jq.paged_attention_matmul(q, k, k, TABLE, LENGTHS, w, **options)
+
     gates, state = normal(4, 20, 8), normal(4, 8, 32, 32)
     sequences = q, k, q[::-1], gates, state
     of_batch = (BATCH,) * 5
@@ -385,11 +394,29 @@ def attentions() -> dict[str, Case]:
         "paged_attention-latent-groups": Case(
             grouped_latent, (single, rows), (both, BATCH), (both,)
         ),
+        "rope_append-latent": Case(
+            functools.partial(latent_rope, slots=np.array([3, 17])),
+            (normal(2, 8, 72), row, rows),
+            (HEADS, WHOLE, WHOLE),
+            (HEADS, HEADS, WHOLE),
+        ),
+        "rope_append-latent-groups": Case(
+            functools.partial(latent_rope, slots=GROUPED_SLOTS),
+            (normal(2, 8, 72), row, rows),
+            (both, BATCH, BATCH),
+            (both, both, BATCH),
+        ),
         "append_kv-latent-groups": Case(append_latent, (row, rows), (BATCH, BATCH), (BATCH,)),
         "paged_attention_matmul": Case(
             projected,
             (wide, pages, packed(64, 1024), normal(2, 64)),
             (HEADS, HEADS, COLUMNS, WHOLE),
+            (WHOLE,),
+        ),
+        "paged_attention_matmul-gate": Case(
+            gated,
+            (wide, pages, wide[::-1], packed(64, 1024)),
+            (HEADS, HEADS, HEADS, COLUMNS),
             (WHOLE,),
         ),
         "paged_attention_matmul-rows": Case(  # a single block of columns

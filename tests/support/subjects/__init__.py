@@ -42,7 +42,7 @@ from .experts import (
     routed_gated_subject,
     router_subject,
 )
-from .pages import append_subject, rope_subject
+from .pages import append_subject, latent_rope_subject, rope_subject
 from .products import (
     append_heads_subject,
     fused_matvec_subject,
@@ -193,6 +193,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "rope_append-interleaved": functools.partial(rope_subject, True, False),
     "rope_append-norm": functools.partial(rope_subject, False, True),
     "rope_append-int8": functools.partial(rope_subject, True, True, "int8"),
+    "rope_append-rest": functools.partial(rope_subject, False, True, q_rest=50),
+    "rope_append-latent": functools.partial(latent_rope_subject, False),
+    "rope_append-latent-int8": functools.partial(latent_rope_subject, True, "int8"),
     **{f"attention-{t}": functools.partial(attention_subject, d, t) for t, d in _HEAD_DIMS.items()},
     **{
         f"attention-tensor_cores-{dtype}": functools.partial(
@@ -244,6 +247,15 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         output="q8_1",
         tolerance=1e-7,
     ),
+    "attention-gate": functools.partial(attention_subject, 48, gate=True),
+    "attention-cluster-gate": functools.partial(
+        attention_subject,
+        80,
+        "bf16",
+        PagedAttentionConfig(warps=2, queries=2, splits=2, tensor_cores=True, cluster=True),
+        gate=True,
+        tolerance=5e-12,
+    ),
     "attention-steep": functools.partial(attention_subject, q_size=40.0),
     "attention-q8_1": functools.partial(attention_subject, output="q8_1", tolerance=1e-7),
     "attention-wide": functools.partial(
@@ -266,7 +278,16 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         PagedAttentionConfig(warps=4, queries=2, teams=2, splits=2, unroll=1),
         value_dim=64,
     ),
+    "attention-latent-rest": functools.partial(
+        attention_subject,
+        160,
+        "bf16",
+        PagedAttentionConfig(warps=2, queries=2, teams=2, splits=2, cluster=True),
+        value_dim=96,
+        q_rest=True,
+    ),
     "merge": functools.partial(merge_subject, MergeConfig(warps=2, unroll=2)),
+    "merge-gate": functools.partial(merge_subject, MergeConfig(warps=2, unroll=2), gate=True),
     "split_keys": split_subject,
     "causal_attention": functools.partial(
         causal_subject, CausalAttentionConfig(warps=2, tokens=16)

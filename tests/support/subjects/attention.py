@@ -57,11 +57,13 @@ def attention_subject(
     tolerance: float = 1e-13,
     value_dim: int | None = None,
     context: int = 37,
+    q_rest: bool = False,
+    gate: bool = False,
     **options: Any,
 ) -> Subject:
     """Two KV heads of three query heads each; contexts of `context`, 0, 1 and 48 tokens.
 
-    A `value_dim` makes the pages latent.
+    A `value_dim` makes the pages latent. `q_rest`, `gate`: see `paged_attention`.
 
     The last context fills its pages.
 
@@ -111,13 +113,19 @@ def attention_subject(
         contiguous=contiguous,
         sinks=sinks,
         value_dim=value_dim,
+        q_rest=q_rest,
+        gate=gate,
         config=config,
         **options,
     )
-    given = (q, *page_operands(pages), None if contiguous else tables, lengths, logits)
+    front, rest = (q[..., :value_dim], q[..., value_dim:]) if q_rest else (q, None)
+    gates = rng.standard_normal((4, 6, value_dim or head_dim), np.float32) if gate else None
+    of_rows = None if contiguous else tables, lengths, logits
+    given = (front, *page_operands(pages), *of_rows, rest, gates)
     operands = tuple(x for x in given if x is not None)
     values = held[-1][..., :value_dim]
     want = attention(q, held[0], values, tables, lengths, head_dim**-0.5, sinks=logits, **options)
+    want = want if gates is None else want / (1 + np.exp(-gates.astype(np.float64)))
     if config.splits > 1 and not config.cluster:
         return Subject(build(), operands, (want,), tolerance, merged)
     if output == "q8_1":
@@ -135,7 +143,7 @@ def merged(parts: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray]:
     return (np.divide(together, weight, out=np.zeros_like(together), where=weight > 0),)
 
 
-def merge_subject(config: MergeConfig) -> Subject:
+def merge_subject(config: MergeConfig, *, gate: bool = False) -> Subject:
     """Eleven splits, of which the third and the last are empty.
 
     All splits of one head are empty. The scores of another head are far apart.
@@ -148,8 +156,14 @@ def merge_subject(config: MergeConfig) -> Subject:
     marks[0, 1, :, 0] = [-300, 200, 0, 300, 299, -150, 0, 301, -299, 300, 0]
     for empty in (np.s_[:, :, [2, 10]], np.s_[1, 1]):
         parts[empty], marks[empty] = 0, [-3e38, 0]
-    kernel = merge_attention(batch=2, num_heads=3, head_dim=48, splits=11, config=config)
-    return Subject(kernel, (parts, marks), merged(parts, marks), 1e-12)
+    sizes = dict(batch=2, num_heads=3, head_dim=48, splits=11)
+    kernel = merge_attention(**sizes, gate=gate, config=config)
+    (want,) = merged(parts, marks)
+    if not gate:
+        return Subject(kernel, (parts, marks), (want,), 1e-12)
+    gates = rng.standard_normal(want.shape, np.float32)
+    want = want / (1 + np.exp(-gates.astype(np.float64)))
+    return Subject(kernel, (parts, marks, gates), (want,), 1e-12)
 
 
 def causal_subject(

@@ -601,6 +601,13 @@ def _rope_append(q: Any, k: Any, v: Any, kp: Any, vp: Any, slots: Any, cos: Any,
     return _rotate(q, cos, sin), *_append(kp, vp, _rotate(k, cos, sin), v, slots)
 
 
+def _latent_rope_append(q: Any, k: Any, pages: Any, slots: Any, cos: Any, sin: Any) -> Any:
+    rank = k.shape[-1] - 2 * cos.shape[-1]
+    row = jnp.concatenate([k[..., :rank], _rotate(k[..., rank:], cos, sin)], axis=-1)
+    stored = pages.at[slots // 16, :, slots % 16].set(row)
+    return _rotate(q[..., 8:], cos, sin), q[..., :8], stored
+
+
 def _qkv_rope_append(x: Any, wq: Any, wk: Any, wv: Any, *around: Any) -> Any:
     kp, vp, slots, cos, sin = around
     q, k, v = ((x @ w.T).reshape(len(x), -1, HEAD_DIM) for w in (wq, wk, wv))
@@ -613,6 +620,7 @@ def attentions() -> list[Case]:
     q, k, v = normal(2, 4, HEAD_DIM), normal(2, 2, HEAD_DIM), normal(2, 2, HEAD_DIM)[::-1]
     angles = normal(2, 8)
     cos, sin = np.cos(angles), np.sin(angles)
+    wide = np.cos(normal(2, 16)), np.sin(normal(2, 16))
     prompt, keys = normal(2, 6, 4, HEAD_DIM), normal(2, 6, 2, HEAD_DIM)
     contiguous = normal(2, 2, 32, HEAD_DIM)
     matrices = [packed(n * HEAD_DIM, 256, f) for n, f in ((4, "Q4_K"), (2, "Q6_K"), (2, "Q4_K"))]
@@ -679,6 +687,31 @@ def attentions() -> list[Case]:
         ),
         Case(
             "paged_attention",
+            lambda q, rest, pages, table, lengths: jq.paged_attention(
+                q, pages, None, table, lengths, value_dim=32, q_rest=rest
+            ),
+            lambda q, rest, *args: _latent(jnp.concatenate([q, rest], -1), *args)[..., :32],
+            (normal(2, 4, 32), normal(2, 4, 32), normal(4, 1, 16, 64), TABLE, LENGTHS),
+            (HEADS, HEADS, WHOLE, WHOLE, WHOLE),
+            HEADS,
+            variant="of queries in two arrays",
+            examples=(0, 1, 3, 4),
+            refuses=no_derivative("paged_attention"),
+        ),
+        Case(
+            "paged_attention",
+            lambda q, gate, *rest: jq.paged_attention(q, *rest, gate=gate),
+            lambda q, gate, *rest: _paged(q, *rest) * jax.nn.sigmoid(gate),
+            (q, q[::-1], *pages, TABLE, LENGTHS),
+            (HEADS, *over_pages),
+            HEADS,
+            variant="with a gate",
+            examples=(0, 1, 4, 5),
+            weights=(2, 3),
+            refuses=no_derivative("paged_attention"),
+        ),
+        Case(
+            "paged_attention",
             lambda q, k, v, table, lengths, new: jq.paged_attention(
                 q, k, v, table, lengths, lengths=new
             ),
@@ -740,6 +773,22 @@ def attentions() -> list[Case]:
             weights=(3, 4),
             activations=(0, 1, 2),
             moving=(0, 1, 2),
+            refuses=no_derivative("rope_append"),
+        ),
+        Case(
+            "rope_append",
+            lambda q, k, pages, slots, cos, sin: jq.rope_append(
+                q, k, None, pages, None, slots, cos, sin, interleaved=False, q_rest=8
+            ),
+            _latent_rope_append,
+            (normal(2, 4, 40), normal(2, 2, 64), normal(4, 2, 16, 64), SLOTS, *wide),
+            (HEADS, HEADS, HEADS, WHOLE, WHOLE, WHOLE),
+            (HEADS, HEADS, HEADS),
+            variant="of latent pages",
+            examples=(0, 1, 3),
+            weights=(2,),
+            activations=(0, 1),
+            moving=(0, 1),
             refuses=no_derivative("rope_append"),
         ),
         Case(
