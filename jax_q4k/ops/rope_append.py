@@ -34,6 +34,7 @@ def rope_append(
     q_norm: Any = None,
     k_norm: Any = None,
     eps: float | None = None,
+    v_eps: float | None = None,
     k_scales: Any = None,
     v_scales: Any = None,
     q_rest: int = 0,
@@ -59,6 +60,7 @@ def rope_append(
       q_norm, k_norm: (head_dim,), weights of an `rms_norm` with `eps` of every head of q and k
         before the rotation (Qwen 3); None means no norm. Both or neither. For latent pages only
         k_norm, (head_dim - rope_dim,).
+      v_eps: eps of an `rms_norm` of every head of v without weights (Gemma 4); None means no norm.
       q_rest: elements of a row of q that are not the query: those after it (an output gate), or for
         latent pages those before it.
       return_keys: whether to return the rotated k, too; the pages may hold it rounded. Not for
@@ -75,8 +77,8 @@ def rope_append(
       NotImplementedError: under differentiation; there is no derivative.
     """
     latent = v_pages is None
-    if latent and not (v is None and q_norm is None and not return_keys):
-        raise TypeError("v, q_norm and return_keys belong to v_pages, which is None")
+    if latent and not (v is None and v_eps is None and q_norm is None and not return_keys):
+        raise TypeError("v, v_eps, q_norm and return_keys belong to v_pages, which is None")
     given = (
         checks.latent_pages(k_pages, k_scales, v_scales)
         if latent
@@ -100,6 +102,7 @@ def rope_append(
     else:
         norms = checked_norms(q_norm, k_norm, head_dim)
     eps = checks.epsilon("eps", eps) if norms else 0.0
+    v_eps = None if v_eps is None else checks.epsilon("v_eps", v_eps)
     angles = cos, sin
     if tokens == 0 or not current_selection().fuses("rope_append"):
 
@@ -107,6 +110,7 @@ def rope_append(
             return rotate.rotate(x, *angles, interleaved=interleaved)
 
         norm = functools.partial(rms_norm.rms_norm, eps=eps)
+        rows = _normal_values(rows, v_eps, rms_norm.rms_norm)
         rotated, kv_rows = _rotated(rows, norms, 2 * cos.shape[1], q_rest, norm, turn)
         of_pages = dict(zip(("k_pages", "v_pages", "k_scales", "v_scales"), given, strict=True))
         of_rows = dict(zip("kv", (*kv_rows, None), strict=False))
@@ -115,7 +119,7 @@ def rope_append(
     else:
         append_kv.check_slots(slot_mapping, pages[0])
         params = {"interleaved": interleaved, "eps": eps, "keys": return_keys, "q_rest": q_rest}
-        results = op.bind(pages, rows, slot_mapping, angles, norms, **params)
+        results = op.bind(pages, rows, slot_mapping, angles, norms, v_eps=v_eps, **params)
         count = len(pages)
         updated, rotated = results[:count], results[count : count + 1 + bool(q_rest)]
         keys = results[len(results) - return_keys :]
@@ -190,6 +194,14 @@ def _rotated(
     return [q, rest][: 1 + bool(q_rest)], [k, *v]
 
 
+def _normal_values(rows: Rows, v_eps: float | None, norm: Callable[..., jax.Array]) -> Rows:
+    """Applies `norm` (x, weight, eps=) with weights of 1 to v, unless `v_eps` is None."""
+    if v_eps is None:
+        return rows
+    q, k, v = rows
+    return q, k, norm(v, jnp.ones(v.shape[-1]), eps=v_eps)
+
+
 def _turned(x: jax.Array, *, angles: Angles, interleaved: bool) -> jax.Array:
     return rotate.reference(x, *angles, interleaved=interleaved)
 
@@ -205,10 +217,12 @@ def reference(
     eps: float,
     keys: bool = False,
     q_rest: int = 0,
+    v_eps: float | None = None,
 ) -> tuple[jax.Array, ...]:
     """`rope_append` in plain JAX; returns the updated pages, the rotated q, its rest, and k."""
     turn = functools.partial(_turned, angles=angles, interleaved=interleaved)
     norm = functools.partial(rms_norm.reference, eps=eps)
+    rows = _normal_values(rows, v_eps, rms_norm.reference)
     queries, new = _rotated(rows, norms, 2 * angles[0].shape[1], q_rest, norm, turn)
     return *append_kv.reference(pages, tuple(new), slot_mapping), *queries, *new[:keys]
 
@@ -225,6 +239,7 @@ def ptx(
     eps: float,
     keys: bool = False,
     q_rest: int = 0,
+    v_eps: float | None = None,
 ) -> list[jax.Array]:
     """`rope_append` by a PTX kernel."""
     from ptx_kernels.kernels.rope_append import rope_append as rope_kernel
@@ -243,6 +258,7 @@ def ptx(
         interleaved=interleaved,
         qk_norm=bool(norms),
         eps=eps,
+        v_eps=v_eps,
         keys=keys,
         latent=len(rows) == 2,
         q_rest=q_rest,
@@ -261,8 +277,9 @@ def native(
     eps: float,
     keys: bool = False,
     q_rest: int = 0,
+    v_eps: float | None = None,
 ) -> list[jax.Array]:
-    """`rope_append` by the native kernels, in place; latent vectors are normalized by XLA."""
+    """`rope_append` by the native kernels, in place; XLA normalizes latent vectors and values."""
     slot_mapping = ungrouped(slot_mapping, 1, pages[0].shape[0] * pages[0].shape[2])
     if len(rows) == 2:
 
@@ -273,7 +290,7 @@ def native(
         queries, new = _rotated(rows, norms, 2 * angles[0].shape[1], q_rest, norm, turn)
         updated = calls.rope_append(pages, (*new, slot_mapping), rope=False, latent=True)
         return [*updated, *queries]
-    q, *kv_rows = rows
+    q, *kv_rows = _normal_values(rows, v_eps, rms_norm.reference)
     head_dim, count = kv_rows[0].shape[-1], len(pages)
     arrays = q[..., :head_dim], *kv_rows, slot_mapping, *angles, *norms
     results = calls.rope_append(
@@ -332,11 +349,10 @@ def _split(
     *,
     interleaved: bool,
     eps: float,
-    keys: bool,
     q_rest: int,
+    **_of_values: Any,
 ) -> Any:
     """Rotates a device's query heads, and apart from them stores latent rows, as all devices do."""
-    del keys  # not of latent pages
     turn = functools.partial(_turned, angles=angles, interleaved=interleaved)
     norm = functools.partial(rms_norm.reference, eps=eps)
     queries, new = _rotated(rows, norms, 2 * angles[0].shape[1], q_rest, norm, turn)

@@ -46,11 +46,12 @@ def normalize(
     eps: float,
     warps: int,
     run: int = RUN,
+    residual: Pointer | None = None,
 ) -> list[Run]:
-    """Emits x / sqrt(mean(x^2) + eps) * weight for a row of f32; returns this thread's share.
+    """Emits [residual +] x / sqrt(mean(x^2) + eps) * weight for a row of f32.
 
-    The row, at `x`, has `columns` values; the share is in runs of `run` values. The row is read
-    once and stays in registers. `parts` is as in `across_warps`, whose barrier this emits.
+    Returns this thread's share, in runs of `run` values. The row, at `x`, has `columns` values. It
+    is read once and stays in registers. `parts` is as in `across_warps`, whose barrier this emits.
     """
     most = _MAX_RUNS * RUN * WARP * warps
     if columns % run or columns > most:
@@ -60,6 +61,11 @@ def normalize(
     row = load_runs(k, x, columns, WARP * warps, run=run)
     # loaded before the sum is known, since nothing else hides their latency
     factors = [load_floats(weight.at(each.first), run, where=each.inside) for each in row]
+    addends = [
+        load_floats(residual.at(each.first), run, where=each.inside)
+        for each in row
+        if residual is not None
+    ]
     mine = [value for each in row for value in each.values]
     inverse = inverse_rms(
         k,
@@ -69,8 +75,10 @@ def normalize(
         eps=eps,
     )
     scaled = []
-    for each, weights in zip(row, factors, strict=True):
+    for i, (each, weights) in enumerate(zip(row, factors, strict=True)):
         values = [x * inverse * weight for x, weight in zip(each.values, weights, strict=True)]
+        if addends:
+            values = [value + addend for value, addend in zip(values, addends[i], strict=True)]
         scaled.append(replace(each, values=values))
     return scaled
 
@@ -82,10 +90,11 @@ def rms_norm(
     rows: int,
     columns: int,
     eps: float,
+    residual: bool = False,
     output: Literal["f32", "q8_1", "f16"] = "f32",
     config: RmsNormConfig = RmsNormConfig(),
 ) -> None:
-    """Kernel: y = x / sqrt(mean(x^2) + eps) * weight for each row, one thread block per row.
+    """Kernel: y = [residual +] x / sqrt(mean(x^2) + eps) * weight, one thread block per row.
 
     The outputs "q8_1" and "f16" are those of `quantize_q8_1` and `quantize_f16` for y.
     """
@@ -93,11 +102,20 @@ def rms_norm(
         raise KernelError(f"output={output!r} must be f32, q8_1 or f16")
     x = k.input("x", f32, (rows, columns))
     weight = k.input("weight", f32, (columns,), constant=True)
+    addend = k.input("residual", f32, (rows, columns)) if residual else None
     k.launch((rows,), WARP * config.warps, resident_blocks=half_of_warps(config.warps))
     row = k.block_id()
     parts = k.shared("parts", f32, (config.warps,))
     normal = functools.partial(
-        normalize, k, x.at(row), weight, parts, columns=columns, eps=eps, warps=config.warps
+        normalize,
+        k,
+        x.at(row),
+        weight,
+        parts,
+        columns=columns,
+        eps=eps,
+        warps=config.warps,
+        residual=None if addend is None else addend.at(row),
     )
     if output == "f32":
         y = k.output("y", f32, (rows, columns))
@@ -129,10 +147,10 @@ def _rule(columns: int) -> RmsNormConfig:
 rms_norm_rule: Rule[RmsNormConfig] = Rule("rms_norm", _rule)
 
 
-def _case(output: str, columns: int, warps: int) -> Case:
-    sizes = dict(rows=1, columns=columns, eps=1e-5)
-    config = RmsNormConfig(warps)
-    return Case.of(rms_norm, f"{output}-{columns}", **sizes, output=output, config=config)
+def _case(output: str, columns: int, warps: int, *, residual: bool = False) -> Case:
+    sizes = dict(rows=1, columns=columns, eps=1e-5, residual=residual)
+    config, label = RmsNormConfig(warps), f"{output}-{columns}{'-residual' if residual else ''}"
+    return Case.of(rms_norm, label, **sizes, output=output, config=config)
 
 
 RMS_NORM = Family(
@@ -143,6 +161,7 @@ RMS_NORM = Family(
         _case("q8_1", 896, 2),
         _case("q8_1", 16384, 32),
         _case("f16", 4096, 8),
+        _case("f32", 5376, 16, residual=True),
     ),
     rules=(rms_norm_rule,),
     passes=once,

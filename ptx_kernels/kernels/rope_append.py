@@ -105,10 +105,12 @@ class _Head:
 
 
 def _normalized(
-    k: Builder, values: Sequence[Value], weight: Sequence[Value], *, count: int, eps: float
+    k: Builder, values: Sequence[Value], weight: Sequence[Value] | None, *, count: int, eps: float
 ) -> list[Value]:
-    """Emits the RMSNorm x / sqrt(mean(x^2) + eps) * weight of `count` values over a warp."""
+    """Emits the RMSNorm x / sqrt(mean(x^2) + eps) [* weight] of `count` values over a warp."""
     inverse = inverse_rms(k, values, k.warp_sum, count=count, eps=eps)
+    if weight is None:
+        return [x * inverse for x in values]
     return [x * inverse * factor for x, factor in zip(values, weight, strict=True)]
 
 
@@ -123,6 +125,7 @@ def rope_append(
     dtype: str = "f32",
     qk_norm: bool = False,
     eps: float = 0.0,
+    v_eps: float | None = None,
     keys: bool = False,
     latent: bool = False,
     q_rest: int = 0,
@@ -133,8 +136,9 @@ def rope_append(
     pages[slot / page_size, :, slot % page_size] = rotate(k), v. With `keys`, k_out = rotate(k) is a
     result too, for any slot.
 
-    With `qk_norm`, q and k are first normalized per head (RMSNorm). A slot outside the pages is
-    skipped. A warp has one head of q, or one head of k and of v.
+    With `qk_norm`, q and k are first normalized per head (RMSNorm), and with `v_eps` also v, by a
+    norm without weights. A slot outside the pages is skipped. A warp has one head of q, or one head
+    of k and of v.
 
     Args:
       latent: there is no v, and only the last rope_dim elements of a row of k rotate; `k_norm`
@@ -210,6 +214,8 @@ def rope_append(
                 index = slot // page_size, kv_head, slot % page_size
                 k_pages.store(k, index, turned or key(), lanes=WARP)
                 if value:
+                    if v_eps is not None:
+                        value = _normalized(k, value, None, count=head_dim, eps=v_eps)
                     v_pages[0].store(k, index, head.runs(value), lanes=WARP)
 
 
@@ -242,7 +248,7 @@ _EXAMPLES = (
     _case("qwen3-int8", "int8", 128, 128, interleaved=False, qk_norm=True),
     _case("llama-fp8", "fp8", 128, 128, interleaved=True),
     _case("llama-keys", "bf16", 128, 128, interleaved=True, keys=True),
-    _case("gemma4-bf16", "bf16", 512, 512, interleaved=False, qk_norm=True),
+    _case("gemma4-bf16", "bf16", 512, 512, interleaved=False, qk_norm=True, v_eps=1e-6),
     _case("gemma4-int8", "int8", 512, 512, interleaved=False, qk_norm=True),
     _case("qwen3.5-bf16", "bf16", 256, 64, interleaved=False, qk_norm=True, q_rest=256),
     *(_latent_case(dtype) for dtype in ("bf16", "int8")),

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -149,14 +150,15 @@ class Attention(nnx.Module):
         if not kv_rows:
             return kv.query(*self._widened(q, norms[0])), gate, kv
         k, v = (heads(y, self.head_dim) for y in (kv_rows[0], kv_rows[-1]))
-        if self.value_eps is not None:
-            v = jq.rms_norm(v, jnp.ones(self.head_dim), eps=self.value_eps)  # one kernel
+        value_eps = self.value_eps
+        if value_eps is not None and self._is_padded:
+            v, value_eps = normalized_values(v, value_eps), None
         widened = (
             self._widened(x, norm) for x, norm in zip((q, k, v), (*norms, None), strict=True)
         )
         (q, q_norm), (k, k_norm), (v, _) = widened
         # normalizes, rotates, stores
-        q, rest, kv = kv.append(q, k, v, norms=(q_norm, k_norm), q_rest=gate_dim)
+        q, rest, kv = kv.append(q, k, v, (q_norm, k_norm), gate_dim, value_eps)
         return q, gate if rest is None else rest, kv
 
     @property
@@ -167,6 +169,11 @@ class Attention(nnx.Module):
     def _per_head(self, norm: Norm) -> bool:
         """Returns whether a norm applies per head, so that it can be fused with rotation."""
         return isinstance(norm, RMSNorm) and norm.weight.shape == (self.head_dim,)
+
+
+def normalized_values(v: Array, eps: float) -> Array:
+    """Applies an RMSNorm without weights to each head of v (..., heads, head_dim)."""
+    return jq.rms_norm(v, np.ones(v.shape[-1], np.float32), eps=eps)
 
 
 def heads(x: Array, head_dim: int) -> Array:
@@ -216,13 +223,20 @@ class Fresh:
         return q, kv
 
     def append(
-        self, q: Array, k: Array, v: Array, norms: Norms, q_rest: int = 0
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        norms: Norms,
+        q_rest: int = 0,
+        value_eps: float | None = None,
     ) -> tuple[Array, Array | None, Fresh]:
-        """Normalizes and rotates queries and keys.
+        """Normalizes and rotates queries and keys; normalizes values unless `value_eps` is None.
 
         Returns scaled q, the last `q_rest` elements of its rows (None if 0), which are not part of
         the query, and self with k and v.
         """
+        v = v if value_eps is None else normalized_values(v, value_eps)
         k, v = repeat_kv_heads(self.pages, k, v)
         if self.pages:
             vectors = [flat_rows(x) for x in (q, k, v)]
@@ -320,12 +334,18 @@ class Paged:
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=tuple(pages))
 
     def append(
-        self, q: Array, k: Array, v: Array, norms: Norms, q_rest: int = 0
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        norms: Norms,
+        q_rest: int = 0,
+        value_eps: float | None = None,
     ) -> tuple[Array, Array | None, Paged]:
         """Like `Fresh.append`, for heads (batch, heads, head_dim)."""
         k, v = repeat_kv_heads(self.pages, k, v)
         args = [q, k, v], self.pages, self.slots, self.rotation, norms
-        q, *rest, pages = _appended(*args, q_rest=q_rest)
+        q, *rest, pages = _appended(*args, q_rest=q_rest, v_eps=value_eps)
         kv = dataclasses.replace(self, pages=pages)
         return _scaled(q, self.temperature), rest[0] if rest else None, kv
 
@@ -422,16 +442,16 @@ def _appended(
     norms: Norms,
     *,
     q_rest: int = 0,
-    return_keys: bool = False,
+    **more: Any,
 ) -> list[Any]:
     """Normalizes and rotates queries and keys, and stores keys and values in the pages.
 
-    vectors: queries, keys and values (tokens, heads, head_dim). q_rest, return_keys: see
+    vectors: queries, keys and values (tokens, heads, head_dim). q_rest, more: options of
     `jq.rope_append`. Returns queries, with `q_rest` the rest of their rows, the updated pages as a
     tuple, and with `return_keys` the keys.
     """
     q, k, v = vectors
-    options = _of_heads(pages, rotation, norms) | {"q_rest": q_rest, "return_keys": return_keys}
+    options = _of_heads(pages, rotation, norms) | {"q_rest": q_rest} | more
     results = jq.rope_append(q, k, v, pages[0], pages[1], slots, **options)
     first = 1 + bool(q_rest)
     end = first + len(pages)

@@ -30,10 +30,16 @@ class Whole(Fresh):
     alibi: float = 0.0
 
     def append(
-        self, q: Array, k: Array, v: Array, norms: Norms, q_rest: int = 0
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        norms: Norms,
+        q_rest: int = 0,
+        value_eps: float | None = None,
     ) -> tuple[Array, Array | None, Whole]:
         """Normalizes and rotates queries and keys; returns q, None, and self with k and v."""
-        assert not q_rest  # no encoder has an output gate
+        assert not q_rest and value_eps is None  # no encoder has an output gate or normal values
         if self.rotates:
             return super().append(q, k, v, norms)  # type: ignore[return-value]
         q, k = (x if norm is None else norm(x) for x, norm in zip((q, k), norms, strict=True))

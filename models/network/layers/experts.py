@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -186,7 +185,6 @@ class DenseBesideExperts(nnx.Module):
     def __call__(self, x: Array, residual: Array | None = None) -> Array:
         """Returns residual + scale * post_norm(dense(x) + experts(x)); residual: x if None."""
         residual = x if residual is None else residual
-        y = jnp.zeros_like(x)
-        y = added(y, self.dense.network(x, None), self.dense.post_norm, None)
+        y = added(None, self.dense.network(x, None), self.dense.post_norm, None)
         y = added(y, self.experts.mixture(x, None), self.experts.post_norm, None)
         return added(residual, y, self.post_norm, self.residual_scale)

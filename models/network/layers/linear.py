@@ -85,14 +85,14 @@ def _product(x: Array, w: Array) -> Array:
 
 
 class RMSNorm(nnx.Module):
-    """Computes x / sqrt(mean(x^2) + eps) * w along the last axis, in float32."""
+    """Computes [residual +] x / sqrt(mean(x^2) + eps) * w along the last axis, in float32."""
 
     def __init__(self, weight: Array, eps: float) -> None:
         self.weight = nnx.Param(weight)
         self.eps = eps
 
-    def __call__(self, x: Array) -> Array:
-        return jq.rms_norm(x, self.weight, eps=self.eps)
+    def __call__(self, x: Array, residual: Array | None = None) -> Array:
+        return jq.rms_norm(x, self.weight, eps=self.eps, residual=residual)
 
 
 class LayerNorm(nnx.Module):
@@ -190,7 +190,10 @@ def normalized(x: Array, norm: Norm | None) -> tuple[Array, dict[str, Any]]:
     return (x if norm is None else norm(x)), {}
 
 
-def added(residual: Array, y: Array, post_norm: Norm | None, scale: float | None) -> Array:
-    """Returns residual + scale * post_norm(y)."""
+def added(residual: Array | None, y: Array, post_norm: Norm | None, scale: float | None) -> Array:
+    """Returns residual + scale * post_norm(y); a residual of None means 0."""
+    if isinstance(post_norm, RMSNorm) and scale is None:
+        return post_norm(y, residual)
     y = y if post_norm is None else post_norm(y)
-    return residual + (y if scale is None else scale * y)
+    y = y if scale is None else scale * y
+    return y if residual is None else residual + y

@@ -10,7 +10,7 @@ from jax import Array
 
 import jax_q4k as jq
 
-from .linear import Linear, Norm, RMSNorm, linear
+from .linear import Linear, Norm, RMSNorm, added, linear
 from .mlp import activate
 
 
@@ -50,4 +50,4 @@ class PerLayer(nnx.Module):
     def __call__(self, x: Array, embeddings: Array) -> Array:
         """Maps x (..., hidden_size) and embeddings (..., per_layer_size) to (..., hidden_size)."""
         h = activate(self.activation, *linear(x, self.gate)) * embeddings
-        return x + self.post_norm(linear(h, self.output)[0])
+        return added(x, linear(h, self.output)[0], self.post_norm, None)

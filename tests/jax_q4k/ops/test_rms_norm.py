@@ -31,6 +31,31 @@ def test_equals_the_definition(implementation, shape):
     assert nmse(y, exact(x, weight, 0.25)) <= 1e-12
 
 
+@pytest.mark.grid
+@pytest.mark.parametrize("shape", [(96,), (2, 3, 1056), (2, 30)])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_residual_is_added(implementation, shape):
+    x, weight, residual = normal(*shape), normal(shape[-1]), normal(*shape)
+    with jq.implementation(implementation):
+        y = jq.rms_norm(x, weight, eps=0.25, residual=residual)
+        half = jq.rms_norm(x.astype(jnp.bfloat16), weight, eps=0.25, residual=residual)
+        mapped = jax.vmap(lambda x, r: jq.rms_norm(x, weight, eps=0.25, residual=r))
+        both = mapped(jnp.stack([x, residual]), jnp.stack([residual, x]))
+    want = np.asarray(residual, np.float64) + exact(x, weight, 0.25)
+    assert nmse(y, want) <= 1e-12
+    assert half.dtype == jnp.bfloat16 and nmse(half, want) <= 1e-4
+    other = np.asarray(x, np.float64) + exact(residual, weight, 0.25)
+    assert nmse(both, [want, other]) <= 1e-12
+
+
+def test_a_residual_that_does_not_fit():
+    x, weight = normal(2, 64), normal(64)
+    with pytest.raises(ValueError, match=r"residual has shape \(64,\)"):
+        jq.rms_norm(x, weight, eps=1e-6, residual=weight)
+    with pytest.raises(TypeError, match="residual has dtype int"):
+        jq.rms_norm(x, weight, eps=1e-6, residual=jnp.zeros((2, 64), int))
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_result_has_the_dtype_of_x(dtype):
     x, weight = normal(4, 64, dtype=dtype), normal(64, dtype=dtype)

@@ -127,6 +127,20 @@ def test_the_rest_of_queries_rows(qk_norm, implementation, fused):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.grid
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "chain"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_normalized_values(implementation, fused):
+    a = operands(qk_norm=True)
+    v = np.asarray(a["v"], np.float64)
+    normal = v / np.sqrt(np.mean(v**2, -1, keepdims=True) + 0.25)
+    with jq.implementation(implementation, fused=fused):
+        got = jq.rope_append(**a, interleaved=False, v_eps=0.25)
+        want = jq.rope_append(**a | {"v": jnp.float32(normal)}, interleaved=False)
+    for one, other in zip(got, want, strict=True):
+        assert nmse(one, other) <= 1e-12
+
+
 RANK = 64
 
 
@@ -203,7 +217,12 @@ def test_latent_pages_are_one_kernel_that_updates_in_place():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (dict(v=jnp.zeros((3, 1, RANK + DIM))), TypeError, "v, q_norm and return_keys belong to"),
+        (
+            dict(v=jnp.zeros((3, 1, RANK + DIM))),
+            TypeError,
+            "v, v_eps, q_norm and return_keys belong",
+        ),
+        (dict(v_eps=1e-6), TypeError, "belong to v_pages, which is None"),
         (dict(q_norm=jnp.ones(DIM)), TypeError, "belong to v_pages, which is None"),
         (dict(return_keys=True), TypeError, "belong to v_pages, which is None"),
         (dict(q_rest=23), ValueError, r"q has shape \(3, 3, 56\).*head_dim=55"),

@@ -45,6 +45,7 @@ def calls(rows, sequences):
 
     return {
         "rms_norm": lambda: jq.rms_norm(half, NORM, eps=1e-5),
+        "rms_norm with a residual": lambda: jq.rms_norm(half, NORM, eps=1e-5, residual=x),
         "rotate": lambda: jq.rotate(q, q[:, 0, :8], q[:, 0, :8], interleaved=False),
         "causal_attention": lambda: jq.causal_attention(
             prompt, prompt[:, :, :2], prompt[:, :, :2], lengths

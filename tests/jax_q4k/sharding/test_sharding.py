@@ -472,6 +472,13 @@ def others() -> dict[str, Case]:
         "embedding-ids": Case(jq.embedding, (ids, w), (BATCH, ROWS), (BATCH,)),
         "embedding-float-rows": Case(jq.embedding, (ids, table), (WHOLE, ROWS), (WHOLE,), (1,)),
         "rms_norm-batch": Case(norm, (x, normal(1024)), (BATCH, WHOLE), (BATCH,), (0, 1)),
+        "rms_norm-residual": Case(
+            f32(lambda x, g, r, **_: jq.rms_norm(x, g, eps=1e-5, residual=r)),
+            (x, normal(1024), x[::-1]),
+            (COLUMNS, WHOLE, COLUMNS),
+            (COLUMNS,),
+            (0, 1, 2),
+        ),
         "rms_norm-columns": Case(norm, (x, normal(1024)), (COLUMNS, WHOLE), (COLUMNS,), (0, 1)),
         "argmax": Case(jq.argmax, (ties,), (P("dp", "tp"),), (BATCH,)),
         "top_k": Case(lambda x: jq.top_k(x, 300), (ties,), (P("dp", "tp"),), (BATCH, BATCH)),

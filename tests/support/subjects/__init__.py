@@ -86,6 +86,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     },
     "decode-scaled": functools.partial(scaled_decode_subject, "Q4_K"),
     **{f"rms_norm-{o}": functools.partial(rms_norm_subject, o) for o in ("f32", "q8_1")},
+    "rms_norm-residual": functools.partial(rms_norm_subject, "f32", residual=True),
     **{
         f"matvec-{name}": functools.partial(preset_subject, config)
         for name, config in PRESETS.items()
@@ -193,7 +194,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "rope_append-interleaved": functools.partial(rope_subject, True, False),
     "rope_append-norm": functools.partial(rope_subject, False, True),
     "rope_append-int8": functools.partial(rope_subject, True, True, "int8"),
-    "rope_append-rest": functools.partial(rope_subject, False, True, q_rest=50),
+    "rope_append-rest": functools.partial(rope_subject, False, True, q_rest=50, v_eps=0.5),
     "rope_append-latent": functools.partial(latent_rope_subject, False),
     "rope_append-latent-int8": functools.partial(latent_rope_subject, True, "int8"),
     **{f"attention-{t}": functools.partial(attention_subject, d, t) for t, d in _HEAD_DIMS.items()},

@@ -50,7 +50,13 @@ def page_operands(pages: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]
     return tuple(part for parts in zip(*pages, strict=True) for part in parts)
 
 
-def rope_subject(interleaved: bool, qk_norm: bool, dtype: str = "f32", q_rest: int = 0) -> Subject:
+def rope_subject(
+    interleaved: bool,
+    qk_norm: bool,
+    dtype: str = "f32",
+    q_rest: int = 0,
+    v_eps: float | None = None,
+) -> Subject:
     """Four tokens of 96 dimensions, 40 of them rotated; the second and third have no slot."""
     rng = rng_of(9)
     exact = [rng.standard_normal((3, 2, 4, 96), np.float32) for _ in range(2)]
@@ -66,9 +72,10 @@ def rope_subject(interleaved: bool, qk_norm: bool, dtype: str = "f32", q_rest: i
         else [q, k]
     )
     q_want, k_want = (rotated(x, *angles, interleaved) for x in normed)
+    v_want = v if v_eps is None else rms_norm_oracle(v, np.ones(96), v_eps)
     pages = [cached(page, dtype) for page in exact]
     wants = [tuple(part.copy() for part in page) for page in pages]
-    for want, values in zip(wants, (k_want, v), strict=True):
+    for want, values in zip(wants, (k_want, v_want), strict=True):
         for token in (0, 3):
             for part, held in zip(
                 want, cached(values[token].astype(np.float32), dtype), strict=True
@@ -87,6 +94,7 @@ def rope_subject(interleaved: bool, qk_norm: bool, dtype: str = "f32", q_rest: i
         qk_norm=qk_norm,
         q_rest=q_rest,
         eps=1e-2,
+        v_eps=v_eps,
     )
     q = np.concatenate([q, *rest], axis=-1)
     operands = (*page_operands(pages), q, k, v, slots, *angles, *norms)

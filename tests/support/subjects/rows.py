@@ -38,11 +38,14 @@ def quantize_subject(dtype: str) -> Subject:
     )
 
 
-def rms_norm_subject(output: str) -> Subject:
+def rms_norm_subject(output: str, *, residual: bool = False) -> Subject:
     rng = rng_of(3)
     x, weight = rng.standard_normal((3, 416), np.float32) + 1, rng.standard_normal(416, np.float32)
     build = functools.partial(rms_norm, rows=3, columns=416, eps=1e-2, config=RmsNormConfig(2))
     want = rms_norm_oracle(x, weight, 1e-2)
+    if residual:
+        addend = rng.standard_normal((3, 416), np.float32)
+        return Subject(build(residual=True), (x, weight, addend), (addend + want,), 1e-13)
     if output == "f32":
         return Subject(build(), (x, weight), (want,), 1e-13)
     (y,) = simulator.run(build(), x, weight)

@@ -446,6 +446,18 @@ def rows() -> list[Case]:
             moving=(0, 1),
         ),
         Case(
+            "rms_norm",
+            lambda x, n, r: jq.rms_norm(x, n, eps=EPS, residual=r),
+            lambda x, n, r: r + _rms_norm(x, n),
+            (x, norm, x[::-1]),
+            (ROWS, WHOLE, ROWS),
+            ROWS,
+            variant="with a residual",
+            examples=(0, 2),
+            activations=(0, 1, 2),
+            moving=(0, 1, 2),
+        ),
+        Case(
             "quantize_q8_1",
             jq.quantize_q8_1,
             _q8_1,
