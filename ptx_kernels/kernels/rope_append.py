@@ -168,7 +168,10 @@ def rope_append(
     rest_out = k.output("q_rest", f32, (tokens, num_heads, q_rest)) if q_rest else None
     k_out = k.output("k_out", f32, of_keys) if keys else None
     units = num_heads + num_kv_heads  # warps per token
-    k.launch((-(-tokens * units // config.warps),), WARP * config.warps)
+    # leaves registers for all of a wide head's loads
+    resident = None if head_dim <= 128 else (7 if head_dim <= 256 or latent else 3)
+    grid = -(-tokens * units // config.warps)
+    k.launch((grid,), WARP * config.warps, resident_blocks=resident)
 
     warp = k.block_id() * config.warps + k.warp_id
     with k.when(warp < tokens * units):
@@ -248,6 +251,8 @@ _EXAMPLES = (
     _case("qwen3-int8", "int8", 128, 128, interleaved=False, qk_norm=True),
     _case("llama-fp8", "fp8", 128, 128, interleaved=True),
     _case("llama-keys", "bf16", 128, 128, interleaved=True, keys=True),
+    _case("gemma3-bf16", "bf16", 256, 256, interleaved=False, qk_norm=True),
+    _case("gemma3-int8", "int8", 256, 256, interleaved=False, qk_norm=True),
     _case("gemma4-bf16", "bf16", 512, 512, interleaved=False, qk_norm=True, v_eps=1e-6),
     _case("gemma4-int8", "int8", 512, 512, interleaved=False, qk_norm=True),
     _case("qwen3.5-bf16", "bf16", 256, 64, interleaved=False, qk_norm=True, q_rest=256),
