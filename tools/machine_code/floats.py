@@ -51,9 +51,8 @@ def _multiply_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     bits = total.view(np.uint64) & _HALF_BITS
     size = np.abs(total)
     if (bits == _TIE).any() or ((size < _TINY) & (size > 0)).any():
-        return odd_sum(product, np.broadcast_to(c, product.shape).astype(np.float64)).astype(
-            np.float32
-        )
+        both = np.broadcast_arrays(product, c.astype(np.float64))
+        return odd_sum(*both).astype(np.float32)
     return total.astype(np.float32)
 
 
