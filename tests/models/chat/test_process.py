@@ -53,13 +53,18 @@ def test_many_calls_have_one_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "problem"),
-    [(ENDLESS, "took longer than 0.5 s"), ("{{ 'a' * 10**10 }}", "needs more than 512 MB")],
+    ("template", "limits", "problem"),
+    [
+        (ENDLESS, QUICK, "took longer than 0.5 s"),
+        ("{{ 'a' * 10**10 }}", chat.Limits(), "needs more than 512 MB"),
+    ],
 )
-def test_a_process_beyond_its_limits_is_replaced(template: str, problem: str) -> None:
+def test_a_process_beyond_its_limits_is_replaced(
+    template: str, limits: chat.Limits, problem: str
+) -> None:
     first = process_id()
     with pytest.raises(chat.ChatTemplateError, match=problem):
-        render(template, limits=QUICK)
+        render(template, limits=limits)
     assert not is_running(first)
     assert process_id() != first
 
