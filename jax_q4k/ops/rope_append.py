@@ -104,22 +104,17 @@ def rope_append(
     eps = checks.epsilon("eps", eps) if norms else 0.0
     v_eps = None if v_eps is None else checks.epsilon("v_eps", v_eps)
     angles = cos, sin
+    options: Any = {"interleaved": interleaved, "eps": eps, "q_rest": q_rest, "v_eps": v_eps}
     if tokens == 0 or not current_selection().fuses("rope_append"):
-
-        def turn(x: jax.Array) -> jax.Array:
-            return rotate.rotate(x, *angles, interleaved=interleaved)
-
-        norm = functools.partial(rms_norm.rms_norm, eps=eps)
-        rows = _normal_values(rows, v_eps, rms_norm.rms_norm)
-        rotated, kv_rows = _rotated(rows, norms, 2 * cos.shape[1], q_rest, norm, turn)
+        by: Any = {"norm": rms_norm.rms_norm, "rotate": rotate.rotate}
+        rotated, kv_rows = _rotated(rows, angles, norms, **by, **options)
         of_pages = dict(zip(("k_pages", "v_pages", "k_scales", "v_scales"), given, strict=True))
         of_rows = dict(zip("kv", (*kv_rows, None), strict=False))
         updated = append_kv.append_kv(**of_pages, **of_rows, slot_mapping=slot_mapping)
         keys = kv_rows[:return_keys]
     else:
         append_kv.check_slots(slot_mapping, pages[0])
-        params = {"interleaved": interleaved, "eps": eps, "keys": return_keys, "q_rest": q_rest}
-        results = op.bind(pages, rows, slot_mapping, angles, norms, v_eps=v_eps, **params)
+        results = op.bind(pages, rows, slot_mapping, angles, norms, keys=return_keys, **options)
         count = len(pages)
         updated, rotated = results[:count], results[count : count + 1 + bool(q_rest)]
         keys = results[len(results) - return_keys :]
@@ -172,23 +167,33 @@ Angles = tuple[jax.Array, jax.Array]
 
 def _rotated(
     rows: Rows,
+    angles: Angles,
     norms: tuple[jax.Array, ...],
-    rope_dim: int,
+    *,
+    norm: Callable[..., jax.Array] = rms_norm.reference,
+    rotate: Callable[..., jax.Array] = rotate.reference,
+    interleaved: bool,
+    eps: float,
     q_rest: int,
-    norm: Callable[[jax.Array, jax.Array], jax.Array],
-    turn: Callable[[jax.Array], jax.Array],
+    v_eps: float | None = None,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Normalizes and rotates queries and keys by `norm` (x, weight) and `turn`.
+    """Normalizes and rotates queries and keys by `norm` (x, weight, eps=) and `rotate`.
 
     Returns [q], with `q_rest` [q, the rest of its rows], and the rows to store: [k, v] or [k].
     """
+
+    def turn(x: jax.Array) -> jax.Array:
+        return rotate(x, *angles, interleaved=interleaved)
+
+    rows, norm = _normal_values(rows, v_eps, norm), functools.partial(norm, eps=eps)
     q, k, *v = rows
     if v:
         q, rest = q[..., : k.shape[-1]], q[..., k.shape[-1] :]
         q, k = map(norm, (q, k), norms) if norms else (q, k)
         q, k = turn(q), turn(k)
     else:
-        q, rest, rank = q[..., q_rest:], q[..., :q_rest], k.shape[-1] - rope_dim
+        rank = k.shape[-1] - 2 * angles[0].shape[1]
+        q, rest = q[..., q_rest:], q[..., :q_rest]
         vector = norm(k[..., :rank], *norms) if norms else k[..., :rank]
         q, k = turn(q), jnp.concatenate([vector, turn(k[..., rank:])], axis=-1)
     return [q, rest][: 1 + bool(q_rest)], [k, *v]
@@ -200,10 +205,6 @@ def _normal_values(rows: Rows, v_eps: float | None, norm: Callable[..., jax.Arra
         return rows
     q, k, v = rows
     return q, k, norm(v, jnp.ones(v.shape[-1]), eps=v_eps)
-
-
-def _turned(x: jax.Array, *, angles: Angles, interleaved: bool) -> jax.Array:
-    return rotate.reference(x, *angles, interleaved=interleaved)
 
 
 def reference(
@@ -220,10 +221,8 @@ def reference(
     v_eps: float | None = None,
 ) -> tuple[jax.Array, ...]:
     """`rope_append` in plain JAX; returns the updated pages, the rotated q, its rest, and k."""
-    turn = functools.partial(_turned, angles=angles, interleaved=interleaved)
-    norm = functools.partial(rms_norm.reference, eps=eps)
-    rows = _normal_values(rows, v_eps, rms_norm.reference)
-    queries, new = _rotated(rows, norms, 2 * angles[0].shape[1], q_rest, norm, turn)
+    options: Any = {"interleaved": interleaved, "eps": eps, "q_rest": q_rest, "v_eps": v_eps}
+    queries, new = _rotated(rows, angles, norms, **options)
     return *append_kv.reference(pages, tuple(new), slot_mapping), *queries, *new[:keys]
 
 
@@ -282,12 +281,8 @@ def native(
     """`rope_append` by the native kernels, in place; XLA normalizes latent vectors and values."""
     slot_mapping = ungrouped(slot_mapping, 1, pages[0].shape[0] * pages[0].shape[2])
     if len(rows) == 2:
-
-        def turn(x: jax.Array) -> jax.Array:
-            return calls.rotate(x, *angles, interleaved=interleaved)
-
-        norm = functools.partial(rms_norm.reference, eps=eps)
-        queries, new = _rotated(rows, norms, 2 * angles[0].shape[1], q_rest, norm, turn)
+        options: Any = {"interleaved": interleaved, "eps": eps, "q_rest": q_rest}
+        queries, new = _rotated(rows, angles, norms, rotate=calls.rotate, **options)
         updated = calls.rope_append(pages, (*new, slot_mapping), rope=False, latent=True)
         return [*updated, *queries]
     q, *kv_rows = _normal_values(rows, v_eps, rms_norm.reference)
@@ -347,15 +342,12 @@ def _split(
     angles: Angles,
     norms: tuple[jax.Array, ...],
     *,
-    interleaved: bool,
-    eps: float,
-    q_rest: int,
-    **_of_values: Any,
+    keys: bool,
+    **options: Any,
 ) -> Any:
     """Rotates a device's query heads, and apart from them stores latent rows, as all devices do."""
-    turn = functools.partial(_turned, angles=angles, interleaved=interleaved)
-    norm = functools.partial(rms_norm.reference, eps=eps)
-    queries, new = _rotated(rows, norms, 2 * angles[0].shape[1], q_rest, norm, turn)
+    del keys  # not of latent pages
+    queries, new = _rotated(rows, angles, norms, **options)
     return *call(append_kv.op, pages, tuple(new), slot_mapping), *queries
 
 

@@ -90,7 +90,7 @@ class Attention(nnx.Module):
         added_to = None if self._adds_separately else residual
         if self._is_padded:
             y = kv.attention(q, **seen)[..., : self.head_dim]
-            y = y if gate is None else y * jax.nn.sigmoid(gate)
+            y = _gated(y, gate)
             y = y.reshape(*y.shape[:-2], -1)
             y = linear(y, self.output, residual=added_to, prefetch=prefetch)[0]
         else:
@@ -275,8 +275,7 @@ class Fresh:
         gate: like q; its sigmoid multiplies the result. seen: options of
         `jax_q4k.causal_attention`.
         """
-        y = jq.causal_attention(q, self.k, self.v, self.lengths, **seen)
-        return y if gate is None else y * jax.nn.sigmoid(gate)
+        return _gated(jq.causal_attention(q, self.k, self.v, self.lengths, **seen), gate)
 
     def attend(
         self, q: Array, output: Linear, residual: Array | None, prefetch: Prefetch = (), **seen: Any
@@ -427,6 +426,11 @@ class Paged:
     def _paged_args(self, q: Array) -> tuple[Array, Array, Array, Array, Array]:
         k_pages, v_pages, *_ = self.pages
         return self._of_sequences(q), k_pages, v_pages, self.block_tables, self.lens
+
+
+def _gated(y: Array, gate: Array | None) -> Array:
+    """Multiplies attention's result by the sigmoid of its output gate, if there is one."""
+    return y if gate is None else y * jax.nn.sigmoid(gate)
 
 
 def _rotated(x: Array, norm: Norm | None, rotation: Rotation) -> Array:
